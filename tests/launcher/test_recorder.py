@@ -319,65 +319,6 @@ def test_points_of_many_events_go_in_one_call(setting: Setting) -> None:
     assert setting.tracker.steps() == [step for step in range(1, 101) for _ in range(2)]
 
 
-def keys_of(tracker: FakeTracker) -> list[str]:
-    """The metrics in the order in which the store got them first, as MLflow lists them."""
-    points = (point for call in tracker.calls if call[0] == "metrics" for point in call[1])
-    return list(dict.fromkeys(point.key for point in points))
-
-
-@pytest.mark.parametrize("fails", [None, "metrics", "finish"])
-def test_losses_and_metrics_come_before_baselines_and_speeds(setting: Setting, fails: str | None) -> None:
-    if fails:
-        setting.tracker.fails = Times(fails, 2)
-    setting.ready()
-    setting.write("metrics", step=0, values={"baseline/loss": 2.0})
-    recorder = setting.begin()
-    until(lambda: setting.state.exists() and setting.known["offset"] == setting.path.stat().st_size)
-    setting.write("metrics", step=4, values={"train/loss": 1.0, "perf/step_ms": 3.0})
-    until(lambda: "train/loss" in keys_of(setting.tracker))
-    assert keys_of(setting.tracker) == ["train/loss"]
-    setting.write("metrics", step=4, values={"val/loss": 1.0})
-    setting.write("metrics", step=8, values={"train/loss": 0.5, "perf/step_ms": 2.0})
-    setting.write("metrics", step=8, values={"test/loss": 1.0})
-    setting.end()
-    assert recorder.finish(5)
-    assert keys_of(setting.tracker) == ["train/loss", "val/loss", "test/loss", "baseline/loss", "perf/step_ms"]
-    speeds = [p for call in setting.tracker.calls if call[0] == "metrics" for p in call[1] if p.key == "perf/step_ms"]
-    assert [(point.step, point.value) for point in speeds] == [(4, 3.0), (8, 2.0)]
-    assert "late" not in setting.known
-
-
-def test_speeds_wait_for_a_minute_of_the_run_or_for_its_end(setting: Setting) -> None:
-    setting.ready()
-    for minute in range(3):
-        later = int(setting.time_of_the_last() + 61_000 * minute)
-        values = {"train/loss": 1.0, "perf/step_ms": 2.0}
-        with setting.path.open("a") as file:
-            file.write(json.dumps({"event": "metrics", "time": later, "step": minute, "values": values}) + "\n")
-    recorder = setting.begin()
-    until(lambda: keys_of(setting.tracker) == ["train/loss", "perf/step_ms"])
-    setting.tracker.fails = unreachable
-    setting.end()
-    assert not recorder.finish(0.1)
-    setting.tracker.fails = lambda call: None
-    send_all(EventTransfer(setting.tracker, setting.path))
-    assert setting.tracker.words()[-1] == "finish"
-
-
-def test_speeds_that_a_killed_command_has_not_sent_are_sent_by_the_next(setting: Setting) -> None:
-    setting.ready()
-    setting.write("metrics", step=0, values={"baseline/loss": 2.0})
-    recorder = setting.begin()
-    until(lambda: setting.state.exists() and setting.known["offset"] == setting.path.stat().st_size)
-    recorder._end_thread()  # as if it were killed
-    setting.end("KILLED")
-    transfer = EventTransfer(setting.tracker, setting.path)
-    assert not transfer.record.is_complete
-    send_all(transfer)
-    assert keys_of(setting.tracker) == ["baseline/loss"]
-    assert EventTransfer(setting.tracker, setting.path).record.is_complete
-
-
 def test_a_failure_and_its_reason_are_recorded(setting: Setting) -> None:
     setting.ready()
     setting.end("FAILED", error="NotFinite: the loss")
@@ -769,8 +710,9 @@ def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -
     until(lambda: bool(recorder.recorded))
     ready = setting.path.stat().st_size
     known = {"run_id": "run-7", "uri": "http://****@host", "folder": str(setting.path.parent), "left": {}}
+    known["uri_from"] = known["folder"]
     known["id"] = setting.identity
-    until(lambda: setting.known == {**known, "offset": ready, "file_offset": ready, "late": 0, "done": False})
+    until(lambda: setting.known == {**known, "offset": ready, "file_offset": ready, "done": False})
     setting.metrics(1)
     setting.end()
     assert recorder.finish(2)

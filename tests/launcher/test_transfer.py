@@ -174,38 +174,3 @@ def test_an_analysis_that_fails_is_reported_and_awaited_no_more(run: Path, monke
     assert transfer.record.is_complete
     (line,) = RunState.read(run).profiles.values()
     assert line.startswith("no report of the event profile could be made: the summary is damaged")
-
-
-def test_the_record_of_an_earlier_version_is_read(run: Path) -> None:
-    """It has one offset, the events whose files were put aside, and all events with points that wait."""
-    events = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
-    offsets = [sum(map(len, events[:number])) for number in range(len(events))]
-    kinds = [json.loads(line)["event"] for line in events]
-    end = kinds.index("end")
-    aside = {offsets[kinds.index(kind)]: "why" for kind in ("profile", "artifact")}
-    known = {"id": "an-id", "folder": str(run), "offset": offsets[end], "done": False, "uri": "http://host"}
-    late = [offsets[number] for number, kind in enumerate(kinds[:end]) if kind == "metrics"][:3]
-    RunFolder(run).write_record({**known, "aside": aside, "late": late, "run_id": "run-7"})
-    store = Store()
-    store.is_open = True  # the killed command has started it
-    send(run, store)
-    assert "start" not in store.words()
-    keys = {point.key for point in store.points if point.step < 3}
-    assert keys == {"baseline/loss", "perf/step_ms", "profile/step_ms"}
-    assert store.files[0] == "a.png"
-    assert "trace" in store.files
-    record = RunFolder(run).read_record()
-    assert record["left"] == {}
-    assert record["done"]
-    assert not {"aside", "late"} & {*record}
-
-
-def test_a_run_that_an_earlier_version_has_recorded_gets_nothing_more(run: Path) -> None:
-    size = (run / "events.jsonl").stat().st_size
-    record = {"id": "an-id", "folder": str(run), "offset": size, "done": True, "aside": {}, "run_id": "run-7"}
-    RunFolder(run).write_record(record)
-    store = Store()
-    assert EventTransfer(store, run / "events.jsonl").record.is_complete
-    send(run, store)
-    assert store.words() == ["connect", "adopt"]
-    assert (run / "events.jsonl").stat().st_size == size

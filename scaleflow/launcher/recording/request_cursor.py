@@ -1,9 +1,4 @@
-"""Sends what the events of a run are in a store, except files: metrics, params, tags, its beginning and its end.
-
-The page of a run in MLflow lists metrics in the order in which the store first got them. Baselines and the first speeds
-are known before the first loss. So they wait until the test is recorded or the run has ended, but at most a minute of
-the run's time.
-"""
+"""Sends the events of a run to a store, except files: metrics, params, tags, its beginning and its end."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -28,12 +23,6 @@ from scaleflow.launcher.recording.description import describe_run
 from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
-
-#: Prefixes of the metrics that wait, and of those that they wait for.
-LATE, AWAITED = ("baseline/", "perf/"), "test/"
-
-#: How long they wait, in milliseconds.
-LONGEST_WAIT = 60_000
 
 #: MLflow's tag of a child run.
 PARENT = "mlflow.parentRunId"
@@ -68,8 +57,6 @@ class RequestCursor:
         self._record, self._tracker = record, record.tracker
         self._reader = EventReader(record.events)
         self._wait_for_files = wait_for_files
-        self._late_since: int | None = None  # the time of the first event of which points wait
-        self._is_late_due = False
 
     @property
     def position(self) -> int:
@@ -92,7 +79,7 @@ class RequestCursor:
             if should_stop():
                 return None
             if isinstance(event, Measured):
-                points += self._hold_late_points(event)
+                points += list_points(event)
             elif isinstance(event, REQUESTS):
                 self._send_points(points, self._reader.at)
                 points = []
@@ -100,39 +87,14 @@ class RequestCursor:
                     return event
                 self._send_event(event)
                 self.take(self._reader.offset)
-        self._send_points(points, self._reader.offset)  # after events at the end that this version does not know, too
+        self._send_points(points, self._reader.offset)
         return None
 
-    def _hold_late_points(self, event: Measured) -> list[Point]:
-        """Returns the points of an event that are to be sent now."""
-        points = list_points(event)
-        if self._record.late is None:
-            return points
-        others = [point for point in points if not point.key.startswith(LATE)]
-        if len(others) < len(points):
-            self._late_since = self._late_since or event.time
-        has_waited = event.time - (self._late_since or event.time) > LONGEST_WAIT
-        self._is_late_due |= has_waited or any(point.key.startswith(AWAITED) for point in points)
-        return others
-
     def _send_points(self, points: Sequence[Point], offset: int) -> None:
-        """Sends the points of the events before an offset, and those that have waited for them."""
+        """Sends the points of the events before an offset."""
         if points:
             self._tracker.log_metrics(points)
-        if self._is_late_due:
-            self._send_late_points()
         self.take(offset)
-
-    def _send_late_points(self) -> None:
-        """Sends the points that wait. From now on, none waits: the store has the metrics in order."""
-        if self._record.late is not None:
-            reader, points = EventReader(self._record.events, self._record.late), list[Point]()
-            for event in reader.read():
-                if isinstance(event, Measured) and reader.offset <= self.position:
-                    points += [point for point in list_points(event) if point.key.startswith(LATE)]
-            if points:
-                self._tracker.log_metrics(points)
-        self._record.late, self._is_late_due = None, False
 
     def take(self, offset: int) -> None:
         """Notes that the store has the requests of all events before an offset."""
@@ -195,7 +157,6 @@ class RequestCursor:
 
     def end_run(self, end: RunEnded) -> None:
         """Sends the end of the run, which may not be in the file."""
-        self._send_late_points()
         error = {"scaleflow.error": end.error} if end.error else {}
         self._tracker.set_tags({"scaleflow.status": end.status, **error})
         self._tracker.finish(end.status, end.time)

@@ -11,7 +11,7 @@ from scaleflow.runs import RunFolder
 
 
 class StoreRecord:
-    """What `record.json` says, also if an earlier version wrote it.
+    """The contents of `record.json`.
 
     Attributes:
         is_kept: whether to write it: not if the folder goes, or if another command may record the run.
@@ -21,7 +21,6 @@ class StoreRecord:
         offset: how many bytes of the events the store has the requests of: metrics, params, tags, the run's end.
         file_offset: how many it has the files of: artifacts, the dataset, the model.
         left: the events before `file_offset` whose files it lacks: the reason, by offset.
-        late: the offset after which points wait (`request_cursor.py`); None if none waits any more.
         ended: the offset after the end of the run, or its refusal, if that was the last event of a command; else 0.
     """
 
@@ -30,10 +29,8 @@ class StoreRecord:
         self.tracker, self.is_kept = tracker, is_kept
         known = self.known = self.files.read_record()
         self.offset: int = known.get("offset", 0)
-        self.file_offset: int = known.get("file_offset", self.offset)  # earlier versions had one for both
-        self.left: dict[int, str] = {int(at): why for at, why in known.get("left", known.pop("aside", {})).items()}
-        late = known.get("late", None if self.offset else 0)
-        self.late: int | None = min(late) if isinstance(late, list) else late  # earlier versions wrote all of them
+        self.file_offset: int = known.get("file_offset", 0)
+        self.left: dict[int, str] = {int(at): why for at, why in known.get("left", {}).items()}
         self.ended = self.offset if known.get("done") else 0
         known.setdefault("id", uuid.uuid4().hex)
         known.setdefault("folder", str(self.files.path.absolute()))
@@ -42,7 +39,8 @@ class StoreRecord:
         """Begins a new run with the events after an offset, which name files in `folder`; None: where they are."""
         self.known = {"id": uuid.uuid4().hex, "folder": folder or str(self.files.path.absolute())}
         self.offset = self.file_offset = offset
-        self.left, self.late, self.ended = {}, offset, 0
+        self.left = {}
+        self.ended = 0
 
     @property
     def run_id(self) -> str | None:
@@ -53,7 +51,7 @@ class StoreRecord:
     def is_complete(self) -> bool:
         """Whether the store has the run with all of its events."""
         size = self.events.stat().st_size if self.events.exists() else 0
-        has_all = not self.left and self.late is None and min(self.offset, self.file_offset) >= size
+        has_all = not self.left and min(self.offset, self.file_offset) >= size
         return has_all and self.run_id is not None
 
     def locate(self, name: str | Path) -> Path:
@@ -71,7 +69,7 @@ class StoreRecord:
             told = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
             self.known |= {key: value for key, value in told.items() if value is not None}
             self.known |= {"offset": self.offset, "file_offset": self.file_offset, "left": self.left}
-            self.known |= {"late": self.late, "done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
+            self.known |= {"done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
             self.known["uri_from"] = str(self.files.path.absolute())
             content = {key: value for key, value in self.known.items() if value is not None}
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
