@@ -176,10 +176,11 @@ def run(
         folder: the run's folder, as `hydra.run.dir`.
         data: the rows of `dataset=table`, a pandas DataFrame (its index is left out) or a pyarrow Table; or the arrays
             of `dataset=npz`, (x, y), (x, y, weights) or arrays by name such as x_train. The run reads a copy, a file in
-            its folder, whose name contains a hash of the content.
+            its folder, whose name contains a hash of the content. The file is logged with the run, up to 1 GiB.
         model: a Keras model, which trains on from its weights; or a function of a module, which gets `inputs` and
-            `outputs` and returns a Keras model, or `functools.partial` of one. What the model is compiled with is not
-            used: the run has its own loss, metrics and optimizer.
+            `outputs` and returns a Keras model, or `functools.partial` of one. The run has its own loss,
+            metrics and optimizer. A compiled loss that differs from the loss of the run is refused, and a note names
+            the compiled metrics and optimizer that are not used.
 
     Returns:
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.

@@ -18,7 +18,7 @@ from pathlib import Path
 from scaleflow.api import Result, check_outcome, launch_command
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
+from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, Folders, to_folders
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError
@@ -71,7 +71,8 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
     typed = {override.partition("=")[0] for override in words.overrides}
     added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
     words = replace(words, overrides=[*added, *words.overrides])
-    return launch_command(RunCommand(reuse_for_new_run(run, words, "refit of"), tags={TAG: run.model.run_id}))
+    composed, copy_objects = place_objects(run, words, reuse_for_new_run(run, words, "refit of"))
+    return launch_command(RunCommand(composed, tags={TAG: run.model.run_id}), copy_objects)
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from pathlib import Path
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_command
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
+from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
@@ -68,7 +68,9 @@ def main(typed: list[str]) -> Outcome:
     if exact is not None:
         composed = exact.prepare(composed)
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
-    outcome, target = launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats))
+    composed, copy_objects = place_objects(run, words, composed)
+    command = RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats)
+    outcome, target = launch_command(command, copy_objects)
     return outcome if exact is None or outcome.code else exact.judge(outcome, target)
 
 

@@ -1,9 +1,10 @@
 """What commands share that work on a tracked run or without one: words, the plan of one process, its worker, lines."""
 
 import argparse
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
+from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.reuse import complete_command, find_store_options
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import FORMS
@@ -83,6 +85,26 @@ def show_notes(composed: ComposedConfig, display: Display) -> ComposedConfig:
     for note in composed.notes:
         display.print_line(to_printable(note))
     return composed
+
+
+def place_objects(run: Run, words: CommandWords, composed: ComposedConfig) -> tuple[ComposedConfig, Callable[[], None]]:
+    """Returns the config of a new run that has its own copies of the data and the model that a program gave a run.
+
+    Also returns a function that copies them into the folder of the new run.
+    """
+    values: dict[str, str] = {}
+    copies: list[tuple[Path, Path]] = []
+    keys = {each.path: each.name for each in list_object_keys(run.config)}
+    for key, path in run.find_objects(words).items():
+        target = composed.folder.absolute() / keys[key]
+        values[key] = str(target)
+        copies.append((path, target))
+
+    def copy_files() -> None:
+        for path, target in copies:
+            shutil.copyfile(path, target)
+
+    return composed.set(values) if values else composed, copy_files
 
 
 def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> Plan:

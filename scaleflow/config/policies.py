@@ -15,6 +15,7 @@ class Policy:
     sections: Sequence[str] | None = None
     work: str = ""  # what it computes in one process, without a run of its own, such as `predictions`; empty: a run
     may_submit: bool = False  # whether `cluster.submit` is allowed
+    needs_files: bool = True  # whether files that are gone are fetched from the store
     looks_outside: bool = True  # whether ports, the TPU and the tracking store are checked, too
 
 
@@ -34,6 +35,6 @@ PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
 CONVERT = Policy((*DATA, "export"), "evaluations")
 
 #: A stage about a run, whatever its command is.
-STAGE = Policy((*DATA, "evaluation", "export", "promotion"))
+STAGE = Policy((*DATA, "evaluation", "export", "promotion"), needs_files=False)
 
 CHECK, PREDICT = Policy(work="data checks"), Policy(work="predictions")

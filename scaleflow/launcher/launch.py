@@ -51,6 +51,7 @@ from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.notifications import notify
+from scaleflow.launcher.objects import keep_model_file, list_size_notes
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
@@ -367,7 +368,7 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files:
 
 def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
     """Returns lines for the user: this command's part of the run, and the run in the store that it continues."""
-    lines = []
+    lines = list_size_notes(spec.files) if spec.records else []
     if is_resumed and (requested := os.environ.get(RUN_ID)):
         tracked = spec.files.read_record().get("run_id")
         if requested != tracked:
@@ -400,6 +401,8 @@ def write_configs(run: PreparedRun) -> None:
     if replaced:
         files.interpolations.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(nest_paths(replaced)))))
     files.overrides.write_text(overrides)
+    if run.spec.trial is None:
+        keep_model_file(run.spec.plan, files)
 
 
 def refuse_used_folder(spec: RunSpec) -> None:

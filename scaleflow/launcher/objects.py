@@ -8,6 +8,7 @@ functions, because only runs with such objects need them.
 import functools
 import hashlib
 import io
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,13 +19,13 @@ from omegaconf import OmegaConf
 
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
 from scaleflow.interfaces.config import Model
+from scaleflow.runs.folder import MAX_LOGGED_BYTES, RunFolder
+from scaleflow.runs.objects import KERAS_FILE
 
-TABLE, NPZ, KERAS_FILE = (
-    "scaleflow.dataset.table.Table",
-    "scaleflow.dataset.npz.Npz",
-    "scaleflow.model.keras_file.build",
-)
+TABLE = "scaleflow.dataset.table.Table"
+NPZ = "scaleflow.dataset.npz.Npz"
 
 #: The names of arrays in a tuple.
 ARRAYS = ("x", "y", "w")
@@ -105,6 +106,36 @@ def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
     kept = {key: value for key, value in composed.raw["model"].items() if key in shared}
     changed = composed.set({"model": {"_target_": path, **arguments, **kept}})
     return replace(changed, choices={**composed.choices, "model": function.__name__})
+
+
+def keep_model_file(plan: Plan, files: RunFolder) -> None:
+    """Copies the Keras file with which a run begins into its folder, if it is not there. A large one is not copied.
+
+    Raises ConfigError if it cannot be copied.
+    """
+    path = Path(str(plan.model.target.arguments.get("path")))
+    if plan.model.target.path != KERAS_FILE or not path.is_file() or path.parent == files.path:
+        return
+    if path.stat().st_size > MAX_LOGGED_BYTES:
+        return
+    target = files.source_model(path.suffix)
+    try:
+        shutil.copyfile(path, target)
+    except OSError as error:
+        raise ConfigError(f"model.path={path}: cannot be copied to {target}: {error.strerror}") from error
+
+
+def list_size_notes(files: RunFolder) -> list[str]:
+    """Returns notes on files that are too large to be logged with the run."""
+    notes = []
+    for path in files.list_objects():
+        size = path.stat().st_size
+        if size > MAX_LOGGED_BYTES:
+            notes.append(
+                f"note: {path.name} has {size / 2**30:.1f} GiB, more than 1 GiB, so it is not logged with the run; "
+                "rerun and evaluate need it in the run's folder"
+            )
+    return notes
 
 
 def hash_parts(parts: Any) -> str:

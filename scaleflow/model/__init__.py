@@ -13,6 +13,7 @@ from scaleflow.model.fine_tuning import (
     merge_lora,
 )
 from scaleflow.model.initial import initialize_from, read_weights
+from scaleflow.model.keras_file import read_compile_config
 from scaleflow.model.keras_hub import check_preset_words
 from scaleflow.model.keras_ops import (
     correct_keras_add,
@@ -27,7 +28,7 @@ from scaleflow.model.make import (
     check_tracked,
     explain_load_error,
     find_batch_norm_warnings,
-    find_compile_note,
+    find_compile_config,
     find_graph,
     find_load_fault,
     find_moving_average_warning,

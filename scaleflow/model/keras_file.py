@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -16,7 +20,8 @@ from scaleflow.model.initial import load_keras_file
 def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.Model:
     """Loads the model; it trains on from its weights, with the loss, metrics and optimizer of the run.
 
-    Layers that were saved as not trainable do not train.
+    A compiled loss that differs from the loss of the run is refused (`worker/compiled.py`). Layers that were saved as
+    not trainable do not train.
 
     Args:
         inputs: numbers of the shapes that the model takes.
@@ -37,6 +42,20 @@ def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.
             f"{expected}"
         )
     return model
+
+
+def read_compile_config(path: str) -> Mapping[str, Any] | None:
+    """Returns what the model in a file is compiled with, as Keras writes it. None if it is not, or by KerasHub."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+        compiled = None if str(config.get("module")).startswith("keras_hub") else config.get("compile_config")
+    else:
+        import h5py
+
+        with h5py.File(path) as file:
+            compiled = json.loads(file.attrs.get("training_config", "null"))
+    return compiled if isinstance(compiled, Mapping) and compiled else None
 
 
 def fits(taken: object, given: tuple[int | None, ...]) -> bool:

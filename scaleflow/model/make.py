@@ -252,15 +252,12 @@ def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: Outpu
     return keras.Model(given, map_named(calibrate, returned), name=model.name)
 
 
-def find_compile_note(model: Any) -> str | None:
-    """Returns a note if a factory's model is compiled: with what has no effect. None if it is not, or by KerasHub."""
+def find_compile_config(model: Any) -> Mapping[str, Any] | None:
+    """Returns what a factory's model is compiled with, as Keras writes it. None if it is not, or by KerasHub."""
     if not getattr(model, "compiled", False) or type(model).__module__.startswith("keras_hub."):
         return None
-    loss = model.loss if isinstance(model.loss, str) else getattr(model.loss, "name", type(model.loss).__name__)
-    return (
-        f"model: compile(optimizer={type(model.optimizer).__name__}, loss={loss}) of {type(model).__name__} has no "
-        "effect; the options optimizer and objective.loss say what trains it"
-    )
+    config: Mapping[str, Any] | None = model.get_compile_config()
+    return config
 
 
 def keras_file_doubt(model: keras.Model) -> str | None:

@@ -1,14 +1,17 @@
 """The objective: the loss that is minimised, and the metrics that are reported."""
 
 from scaleflow.objective.kinds import rank_classes, sum_positions
-from scaleflow.objective.losses import Loader
+from scaleflow.objective.losses import Loader, plain_name
 from scaleflow.objective.make import (
     check_classes,
     count_classes,
     describe_class_weights,
     find_class_weights,
+    find_loss_class,
+    find_metric_class,
     make_objective,
     names_of_classes,
+    read_loss_defaults,
 )
 from scaleflow.objective.variants import (
     add_unknown_count,

@@ -280,6 +280,22 @@ def find_keras_class(module: Any, base: type, name: str) -> str | None:
     return next((each for each in list_keras_classes(module, base) if plain_name(each) == plain), None)
 
 
+def find_loss_class(name: str) -> str | None:
+    """Returns the name of Keras's class of a loss that a name means; None if it is none of Keras's."""
+    return find_keras_class(keras.losses, keras.losses.Loss, name)
+
+
+def find_metric_class(name: str) -> str | None:
+    """Returns the name of Keras's class of a metric that a name means; None if it is none of Keras's."""
+    return find_keras_class(keras.metrics, keras.metrics.Metric, name)
+
+
+def read_loss_defaults(name: str) -> dict[str, Any]:
+    """Returns the default of each argument of a class of a loss of Keras."""
+    parameters = inspect.signature(getattr(keras.losses, name)).parameters
+    return {key: parameter.default for key, parameter in parameters.items()}
+
+
 def list_keras_classes(module: Any, base: type) -> list[str]:
     found = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, base))
     return [name for name, each in found if each is not base]

@@ -29,9 +29,20 @@ SECONDS_TO_WAIT = 60.0
 #: The files of the processes of a run, as patterns.
 PROCESS_FILES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
+#: Files with objects of a program, `scaleflow.run(data=..., model=...)`: their names contain a hash of the content.
+_HASH = "[0-9a-f]" * 16
+OBJECT_FILES = (f"data-{_HASH}.feather", f"data-{_HASH}.npz", f"model-{_HASH}.keras")
+
+#: The copy of the Keras file with which a run of `model=keras_file` begins, as a pattern.
+SOURCE_MODEL = "source_model.*"
+
+#: Larger files of `OBJECT_FILES` and `SOURCE_MODEL` are not logged with the run, in bytes.
+MAX_LOGGED_BYTES = 1 << 30
+
 #: Further files at the top of a run's folder, as patterns: of the run, and of what its command is, which a file tells.
 RUN_FILES = (
-    *("resume-*.yaml", "data-*.feather", "batch_sizes.*", "learning_rates.*", "*.partial"),
+    *("resume-*.yaml", "batch_sizes.*", "learning_rates.*", "*.partial"),
+    *(*OBJECT_FILES, SOURCE_MODEL),
     *("stage.log", "scaleflow.log", ".hydra"),
 )
 COMMAND_FILES = {
@@ -142,7 +153,16 @@ class RunFolder:
             *("batch_sizes.csv", "learning_rates.csv", "provenance/**/*"),
         )
         paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
+        paths += [path for path in self.list_objects() if path.stat().st_size <= MAX_LOGGED_BYTES]
         return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
+
+    def list_objects(self) -> list[Path]:
+        """Returns the files with the data and the model that the run got from a program, or began with."""
+        return [path for pattern in (*OBJECT_FILES, SOURCE_MODEL) for path in sorted(self.path.glob(pattern))]
+
+    def source_model(self, suffix: str) -> Path:
+        """Returns the copy of the Keras file, such as one with the suffix `.keras`, with which the run begins."""
+        return self.path / SOURCE_MODEL.replace(".*", suffix)
 
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the summary of the model."""
@@ -160,6 +180,7 @@ class RunFolder:
             self.code,
             self.record,
         ]
+        files += self.list_objects()
         return [*files, self.batch_sizes, self.learning_rates, self.manifest, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:
@@ -325,6 +346,11 @@ def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
         raise FolderBusy(message) from error
     with held:
         yield
+
+
+def is_object_file(name: str) -> bool:
+    """Returns whether a file with this name holds an object of a program."""
+    return any(fnmatch(name, pattern) for pattern in OBJECT_FILES)
 
 
 def read_time(path: Path) -> float:

@@ -6,12 +6,14 @@ Runs, jobs of a sweep and stages of a pipeline are compared by `compare`; each a
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from scaleflow.config.parse import flatten_config, is_under
 from scaleflow.runs.code_digest import VERSION
 from scaleflow.runs.data_digest import list_split_changes
+from scaleflow.runs.folder import is_object_file
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
 #: Sections and keys that do not change what a run computes: with other values of them it is the same run.
@@ -126,11 +128,19 @@ def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
     """Yields the files of the data whose digests differ, if they cover the same."""
     if "files" not in before.data or "files" not in now.data:
         return
-    old, new = ({path: str(each[0]) for path, each in state.data["files"].items()} for state in (before, now))
+    old, new = (
+        {name_data_file(path): str(each[0]) for path, each in state.data["files"].items()} for state in (before, now)
+    )
     for path in sorted({*old, *new}):
         covers, digests = zip(*(each.get(path, "").partition(":")[::2] for each in (old, new)), strict=True)
         if path not in old or path not in new or (digests[0] != digests[1] and covers[0] == covers[1]):
             yield Difference("data", path, before=digests[0][:SHOWN] or None, now=digests[1][:SHOWN] or None)
+
+
+def name_data_file(path: str) -> str:
+    """Returns the name of a file by which it is compared: its path, or for an object of a program its name."""
+    name = Path(path).name
+    return name if is_object_file(name) else path
 
 
 def compare_data(before: Provenance, now: Provenance) -> list[Difference]:

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -59,6 +59,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets, reads_secret
 from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.state import RunState
 
 Config = dict[str, Any]
@@ -83,6 +84,7 @@ def reuse_config(
     words: CommandWords,
     sections: Sequence[str] | None = None,
     interpolations: Mapping[KeyPath, str] = MappingProxyType({}),
+    files: Mapping[str, Path] | None = None,
 ) -> ComposedConfig:
     """Applies a command's overrides to the config of a tracked run, and checks the result.
 
@@ -90,6 +92,7 @@ def reuse_config(
         params: the run's params, which contain the chosen options.
         sections: use only these sections of the tracked config; None: all.
         interpolations: those of which the tracked config has the values.
+        files: where files of the run are now, by the keys that name them. Their places are not checked.
 
     Raises ConfigError, naming the key that is wrong or not trusted.
     """
@@ -103,12 +106,15 @@ def reuse_config(
         if key not in groups and (sections is None or key in sections)
     }
     clear_keys(raw, sorted(words.keys))
+    for key, path in (files or {}).items():
+        section, _, name = key.partition(".")
+        raw[section][name] = str(path)
     if sections is not None:
         params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
     base = compose_base(params, groups, words, options=options)
-    default = base.raw
+    default = base.raw if sections is None else drop_missing(base.raw, {*raw, *groups})
     tracked, local_keys = resolve_separately(raw, default)
-    local_keys |= {*groups, *(key for key in default if key not in tracked)}
+    local_keys |= {*groups, *(files or ()), *(key for key in default if key not in tracked)}
     same_keys, notes = compare_environment(tracked, base, interpolations)
     local_keys |= same_keys
     config = copy.deepcopy({**default, **tracked})
@@ -152,6 +158,15 @@ def choose_groups(overrides: Sequence[Override], options: Mapping[str, Sequence[
         if key != "experiment" and str(override.value()) not in options[key]:  # that is null
             raise unknown_option_error(key, str(override.value()), options[key])
     return {key: str(override.value()) for key, override in groups.items() if key != "experiment"}
+
+
+def drop_missing(config: Mapping[str, Any], used: Collection[str]) -> dict[str, Any]:
+    """Returns a config without the keys that have no value, in the sections that a command does not use."""
+    kept = dict(config)
+    for name, section in config.items():
+        if name not in used and isinstance(section, Mapping):
+            kept[name] = {key: value for key, value in section.items() if value != MISSING}
+    return kept
 
 
 def find_config_dirs(command: str) -> list[str]:
@@ -379,6 +394,10 @@ def load_saved_config(files: RunFolder, composed: Config, params: Mapping[str, s
         known = params.get(".".join(map(str, path)), MASK)
         if RESOLVER.search(text) and not reads_secret(text) and MASK not in known:
             find_section(loaded, path)[path[-1]] = parse_param(known)
+    for each in list_object_keys(loaded):
+        copied = files.path / each.name
+        if not Path(each.value).exists() and copied.exists():  # the file is gone, or the folder was moved
+            loaded[each.section][each.key] = str(copied)
     return dict(unmask_secrets(loaded, composed))
 
 

@@ -19,13 +19,15 @@ from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.interpolations import KeyPath
 from scaleflow.config.parse import parse_section
 from scaleflow.config.policies import TRAIN, Policy
+from scaleflow.config.trust import leads_out
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import LearnedState, Tracking, name_command
 from scaleflow.interfaces.secret_masking import MASK
 from scaleflow.runs.data_digest import SplitDigests, read_split_digests
-from scaleflow.runs.folder import RunFolder, read_json
+from scaleflow.runs.folder import RunFolder, is_object_file, read_json
 from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.provenance.record import Provenance, read_states
 from scaleflow.runs.reuse import (
     apply_length,
@@ -142,8 +144,7 @@ class Run:
         files = RunFolder(self.path)
         if self._folder or (files.read_record().get("run_id") == self.run_id and files.events.is_file()):
             return files
-        files = RunFolder(Path(tempfile.mkdtemp(prefix="scaleflow-")))
-        weakref.finalize(self, shutil.rmtree, files.path, ignore_errors=True)
+        files = RunFolder(self._make_temporary_folder())
         self.download(files.provenance_folder.name, files.path)
         while self.download(files.resume_overrides(1 + files.count_resumes()).name, files.path):
             pass
@@ -319,8 +320,39 @@ class Run:
 
         Raises ConfigError, naming the key that is wrong or not trusted.
         """
-        interpolations = self.interpolations
-        return reuse_config(self.config, self.params, words, policy.sections, interpolations=interpolations)
+        files = self.find_objects(words, policy) if policy.needs_files else {}
+        return reuse_config(
+            self.config, self.params, words, policy.sections, interpolations=self.interpolations, files=files
+        )
+
+    def find_objects(self, words: CommandWords, policy: Policy = TRAIN) -> dict[str, Path]:
+        """Returns where the files are now that hold the data and the model that a program gave the run, by their keys.
+
+        A file that is neither at its place nor in the run's folder is downloaded. What is typed, or not found, is left
+        out, and so is a Keras file of the user that is still at its place.
+        """
+        found: dict[str, Path] = {}
+        for each in list_object_keys(self.config):
+            is_typed = each.section in words.keys or each.path in words.keys
+            if is_typed or (policy.sections is not None and each.section not in policy.sections):
+                continue
+            if Path(each.value).exists() and not leads_out(each.value, words.trusted):
+                if is_object_file(each.name):
+                    found[each.path] = Path(each.value)
+                continue
+            copied = self.path / each.name
+            is_own = self._tracker is None or RunFolder(self.path).read_record().get("run_id") == self.run_id
+            if is_own and copied.is_file():
+                found[each.path] = copied
+            elif self._tracker is not None and (fetched := self.download(each.name, self._make_temporary_folder())):
+                found[each.path] = fetched
+        return found
+
+    def _make_temporary_folder(self) -> Path:
+        """Makes a folder that exists as long as this object."""
+        folder = Path(tempfile.mkdtemp(prefix="scaleflow-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,8 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.config import Optimizer
 from scaleflow.interfaces.events import Emit, Note
+from scaleflow.runs.objects import KERAS_FILE
+from scaleflow.worker.compiled import check_compiled
 from scaleflow.worker.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ def make_model_maker(
 
     def make_watched(*described: Any) -> Any:
         made = factory(*described)
-        report(model.find_compile_note(made))
+        compiled = model.find_compile_config(made)
+        if plan.model.target.path == KERAS_FILE:
+            compiled = model.read_compile_config(str(plan.model.target.arguments["path"]))
+        if compiled is not None and plan.resume is None:
+            report(check_compiled(compiled, outputs, plan))
         return made
 
     has_step = plan.training.step is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import pytest
 
 import scaleflow
 from scaleflow.errors import ConfigError
+from tests.conftest import Command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,3 +158,30 @@ def test_arrays_and_models_of_a_program_train_as_their_files(isolated: Callable[
     assert resumed == "FINISHED"
     assert sizes == [7, 1]
     assert untouched
+
+
+OBJECTS = """
+import keras, numpy, scaleflow
+
+x = numpy.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+network.compile("sgd", "bce")
+words = ("training.max_steps=3", "hardware=cpu", "dataset.test=0.2", "evaluation=none")
+scaleflow.run(*words, data=(x, (x[:, 0] > 0).astype("int64")), model=network, folder="run")
+"""
+
+
+@pytest.mark.slow
+def test_commands_about_a_run_of_objects_work_when_its_folder_is_gone(command: Command) -> None:
+    (command.folder / "objects.py").write_text(OBJECTS)
+    made = command.python("objects.py")
+    assert made.returncode == 0, made.stderr + made.stdout
+    run_id = json.loads((command.folder / "run" / "record.json").read_text())["run_id"]
+    shutil.rmtree(command.folder / "run")
+    ended = command("evaluate", run_id)
+    assert ended.returncode == 0, ended.stderr
+    assert "evaluate/npz/accuracy" in ended.stdout
+    ended = command("rerun", run_id, "--exact", "hydra.run.dir=again")
+    assert "weights: equal" in ended.stdout, ended.stdout + ended.stderr
+    copies = {path.suffix for path in (command.folder / "again").glob("*-????????????????.*")}
+    assert copies == {".npz", ".keras"}

@@ -1,0 +1,228 @@
+"""Compares what a Keras model is compiled with against what the run trains.
+
+A run has its own loss, metrics and optimizer. A compiled loss that differs from the trained one is refused, because the
+result would be another model. A note names the compiled optimizer and metrics that have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Outputs, OutputStructure, Plan, Target
+
+#: Keras's losses that equal the default loss of a kind of target, the usual name first.
+DEFAULT_LOSSES: Mapping[str, tuple[str, ...]] = {
+    "classification": ("SparseCategoricalCrossentropy", "CategoricalCrossentropy"),
+    "binary": ("BinaryCrossentropy",),
+    "multi_label": ("BinaryCrossentropy",),
+    "regression": ("MeanSquaredError",),
+}
+
+#: The metrics that runs report anyway, by the kind of target.
+DEFAULT_METRICS: Mapping[str, frozenset[str]] = {
+    "classification": frozenset({"accuracy", "sparsecategoricalaccuracy", "categoricalaccuracy"}),
+    "binary": frozenset({"accuracy", "binaryaccuracy"}),
+    "multi_label": frozenset({"accuracy", "binaryaccuracy"}),
+    "regression": frozenset({"meanabsoluteerror", "rootmeansquarederror", "r2score"}),
+}
+
+#: Arguments of a loss that the form of the targets and outputs decides, or that change no value.
+FORM_ARGUMENTS = ("name", "from_logits", "dtype", "axis", "fn", "ignore_class")
+
+#: The short forms of Keras's names, which are typed most.
+SHORT_NAMES = {"MeanSquaredError": "mse", "MeanAbsoluteError": "mae", "BinaryCrossentropy": "binary_crossentropy"}
+
+
+@dataclass(frozen=True)
+class CompiledLoss:
+    """A loss that a model is compiled with."""
+
+    name: str  # the name of Keras's class, or of the user's class or function
+    is_of_keras: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # those that differ from the defaults
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    @property
+    def word(self) -> str:
+        """The value of `objective.loss` that trains with it."""
+        if not self.is_of_keras:
+            return f"{{_target_: MODULE.{self.name}}}"
+        if not self.arguments:
+            return SHORT_NAMES.get(self.name, self.name)
+        arguments = ", ".join(f"{key}: {value}" for key, value in self.arguments.items())
+        return f"{{_target_: keras.losses.{self.name}, {arguments}}}"
+
+
+def check_compiled(compiled: Mapping[str, Any], outputs: OutputStructure, plan: Plan) -> str | None:
+    """Returns a note on what a model is compiled with and the run does not use; None if there is nothing.
+
+    Args:
+        compiled: Keras's compile config of the model.
+        outputs: the outputs that the run trains.
+
+    Raises ConfigError if the compiled loss differs from the trained one, and `objective.loss` is not typed.
+    """
+    named = outputs if isinstance(outputs, Mapping) else {"": outputs}
+    losses = pick_by_output(compiled.get("loss"), list(named))
+    unused = []
+    for name, described in named.items():
+        loss = read_loss(losses.get(name))
+        if loss is None:
+            continue
+        key = f"objective.loss.{name}" if name else "objective.loss"
+        given = find_given_loss(plan, name)
+        if given is None and plan.training.step is None and not is_default(loss, described, plan):
+            default = DEFAULT_LOSSES[described.kind][0]
+            raise ConfigError(
+                f"model: it is compiled with the loss {loss}, and this run would train {describe_output(name)}with "
+                f"{default}, the loss of {described.kind} targets; write {key}={loss.word} to train with the compiled "
+                f"loss, or {key}={SHORT_NAMES.get(default, default)} to train with that of the targets"
+            )
+        if (given is not None and not is_same_loss(loss, given)) or plan.training.step is not None:
+            unused.append(f"the loss {loss}{describe_output(name, ' of ')}")
+    unused += check_loss_weights(compiled.get("loss_weights"), list(named), plan)
+    unused += list_unused_optimizer(compiled, plan)
+    unused += list_unused_metrics(compiled, named, plan)
+    if not unused:
+        return None
+    return f"model: it is compiled with parts that this run does not use: {'; '.join(unused)}"
+
+
+def describe_output(name: str, before: str = "") -> str:
+    return f"{before}{name} " if name else ""
+
+
+def pick_by_output(value: Any, names: list[str]) -> dict[str, Any]:
+    """Returns a part of a compile config by output: one for all, a list in the order of the outputs, or a dict."""
+    if isinstance(value, Mapping) and "class_name" not in value:
+        return dict(value)
+    if isinstance(value, list | tuple):
+        return dict(zip(names, value, strict=False))
+    return dict.fromkeys(names, value)
+
+
+def read_loss(value: Any) -> CompiledLoss | None:
+    """Reads a loss in a compile config: a name, or a class or function as Keras writes it. None if there is none."""
+    from scaleflow.objective import find_loss_class, read_loss_defaults
+
+    if value is None:
+        return None
+    if isinstance(value, str):
+        found = find_loss_class(value)
+        return CompiledLoss(found or value, found is not None)
+    kind, config = str(value.get("class_name")), value.get("config")
+    if kind == "__lambda__":
+        return CompiledLoss("lambda", is_of_keras=False)
+    name = config if kind == "function" and isinstance(config, str) else kind
+    found = find_loss_class(name)
+    if found is None or not isinstance(config, Mapping):
+        return CompiledLoss(found or name, found is not None)
+    defaults = read_loss_defaults(found)
+    arguments = {
+        key: each
+        for key, each in config.items()
+        if key not in FORM_ARGUMENTS and key in defaults and each != defaults[key]
+    }
+    return CompiledLoss(found, True, arguments)
+
+
+def find_given_loss(plan: Plan, name: str) -> Target | str | None:
+    """Returns the loss that the config names for an output; None if it is the one of the kind of target."""
+    options = plan.objective
+    if options.levels is not None:
+        return "quantiles"
+    if isinstance(options.loss, dict):
+        return options.loss.get(name)
+    return options.loss
+
+
+def is_default(loss: CompiledLoss, described: Outputs, plan: Plan) -> bool:
+    """Returns whether a compiled loss equals the loss of a kind of target."""
+    arguments = dict(loss.arguments)
+    if arguments.get("label_smoothing") == plan.objective.label_smoothing:
+        del arguments["label_smoothing"]
+    return loss.name in DEFAULT_LOSSES[described.kind] and not arguments
+
+
+def is_same_loss(loss: CompiledLoss, given: Target | str) -> bool:
+    from scaleflow.objective import find_loss_class
+
+    if isinstance(given, str):
+        return find_loss_class(given) == loss.name and not loss.arguments
+    arguments = {key: value for key, value in given.arguments.items() if key not in FORM_ARGUMENTS}
+    return given.path.rpartition(".")[2] == loss.name and arguments == dict(loss.arguments)
+
+
+def check_loss_weights(weights: Any, names: list[str], plan: Plan) -> list[str]:
+    """Returns the compiled weights of losses if the run does not use them. Raises ConfigError if they must be typed."""
+    found = {name: float(value) for name, value in pick_by_output(weights, names).items() if value is not None}
+    if all(value == 1 for value in found.values()):
+        return []
+    if "" in found:
+        return [f"loss_weights={found['']:g}"]
+    given = plan.objective.loss_weights
+    if given is None:
+        text = ", ".join(f"{name}: {value:g}" for name, value in found.items())
+        raise ConfigError(
+            f"model: it is compiled with the loss weights {{{text}}}, and this run would weigh all outputs alike; "
+            f"write 'objective.loss_weights={{{text}}}', or the weights that you want"
+        )
+    return [] if given == found else ["the loss weights"]
+
+
+def list_unused_optimizer(compiled: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Returns the compiled optimizer, with the words that use it, if the run has another one."""
+    optimizer = compiled.get("optimizer") or compiled.get("optimizer_config")
+    if isinstance(optimizer, str):
+        optimizer = {"class_name": optimizer, "config": {}}
+    if not isinstance(optimizer, Mapping):
+        return []
+    name, config = str(optimizer.get("class_name")), optimizer.get("config") or {}
+    rate = config.get("learning_rate")
+    rate = float(f"{rate:.6g}") if isinstance(rate, int | float) else None
+    is_same = plan.optimizer.target.path == f"keras.optimizers.{name}"
+    if is_same and rate in (None, plan.optimizer.learning_rate):
+        return []
+    files = (Path(__file__).parents[1] / "conf" / "optimizer").glob("*.yaml")
+    option = next((file.stem for file in files if file.stem.replace("_", "") == name.lower()), None)
+    words = [f"optimizer={option}"] if option else []
+    words += [f"optimizer.learning_rate={rate:g}"] if rate is not None and option else []
+    shown = f"the optimizer {name}" + ("" if rate is None else f" with the learning rate {rate:g}")
+    return [f"{shown} ({' '.join(words)} trains with it)" if words else shown]
+
+
+def list_unused_metrics(compiled: Mapping[str, Any], named: Mapping[str, Outputs], plan: Plan) -> list[str]:
+    """Returns the compiled metrics that the run does not report."""
+    from scaleflow.objective import find_metric_class, plain_name
+
+    known = {each for described in named.values() for each in DEFAULT_METRICS[described.kind]}
+    known |= {plain_name(str(name)) for name in list_metric_words(plan.objective.metrics)}
+    metrics: dict[str, None] = {}
+    for part in ("metrics", "weighted_metrics"):
+        for name in list_metric_words(compiled.get(part)):
+            found = find_metric_class(name) or name
+            found = "accuracy" if found == "acc" else found
+            if not {plain_name(found), plain_name(name)} & known:
+                metrics[name] = None
+    return [f"the metrics {', '.join(metrics)} (objective.metrics adds metrics)"] if metrics else []
+
+
+def list_metric_words(value: Any) -> Iterator[str]:
+    """Yields the names of metrics in a compile config, or in `objective.metrics`."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Target):
+        yield value.path.rpartition(".")[2]
+    elif isinstance(value, Mapping) and "class_name" in value:
+        kind, config = str(value["class_name"]), value.get("config")
+        yield config if kind == "function" and isinstance(config, str) else kind
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from list_metric_words(each)
