@@ -104,7 +104,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
     if state is None:
         locate_run(run_id, Tracking())
         display.begin_phase("reading the run from MLflow")
-        state = find_run(CommandWords(overrides, run_id=run_id))[0].learned_state
+        state = find_run(CommandWords(overrides, run_id=run_id), needs_run=False)[0].learned_state
     if state is None or not state.schema:
         raise ConfigError(
             f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "

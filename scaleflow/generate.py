@@ -133,7 +133,7 @@ def continue_text(
     if not typed.prompt:
         raise ConfigError(f"{label}: the text is empty; give the beginning of the text to generate, such as 'The '")
     display.begin_phase("reading the run and its model from MLflow")
-    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id), needs_run=False)
     if not is_language_model(run.learned_state):
         raise explain_no_language_model(run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-generate-") as folder:

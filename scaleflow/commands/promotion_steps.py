@@ -154,6 +154,13 @@ def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple
     return replace(words, overrides=[*added, *words.overrides]), name
 
 
+#: What a champion whose run was deleted means for the comparison.
+CHAMPION_DELETED = (
+    "the run of the champion was deleted, so it is not known which of these rows it was trained on: all are compared, "
+    "which can only favour the champion"
+)
+
+
 class Candidate:
     """A model that may become the champion.
 
@@ -324,7 +331,12 @@ class Candidate:
 
     def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
         """Returns the champion's predictions for the same examples, and which rows it was trained on."""
-        run = Run.find(f"models:/{self.name}/{champion}", self.run.store)
+        run = Run.find(f"models:/{self.name}/{champion}", self.run.store, needs_run=False)
+        if run.is_deleted:
+            self.display.show_event(Note(CHAMPION_DELETED))
+            found = self.evaluate(run, None, self.folder / f"champion-{champion}-evaluation")
+            check_same_rows(candidate, found)
+            return found, np.zeros(candidate.examples, bool)
         kept = None if self.on else self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
             return kept, np.zeros(candidate.examples, bool)  # its own test split

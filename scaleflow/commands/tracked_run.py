@@ -65,9 +65,12 @@ def parse_command(
     return given, typed
 
 
-def find_run(words: CommandWords) -> tuple[Run, CommandWords]:
-    """Returns the run that a command names, and the command with the folders of options of the run's own command."""
-    run = Run.find(words.run_id, find_store_options(words))
+def find_run(words: CommandWords, needs_run: bool = True) -> tuple[Run, CommandWords]:
+    """Returns the run that a command names, and the command with the folders of options of the run's own command.
+
+    Raises ConfigError if there is none, or if the command needs the run, and only its model is left.
+    """
+    run = Run.find(words.run_id, find_store_options(words), needs_run)
     return run, run.complete(words)
 
 

@@ -179,7 +179,7 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_phase("reading the run and its model from MLflow")
-    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id), needs_run=False)
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.reasons import ExplainingModel, describe_cost, make_explainer
 
@@ -233,8 +233,13 @@ def read_state(run: Run) -> LearnedState:
     """Returns what a run learned, with the options of its dataset; of a model without a record what the model says."""
     from scaleflow.tracking.saved_models import describe_model
 
-    options = run.config.get("dataset")
-    options = options if isinstance(options, dict) else {}
+    dataset = None if run.is_deleted else run.config.get("dataset")
+    options = dataset if isinstance(dataset, dict) else {}
+    if run.is_deleted and run.learned_state is None:
+        raise ConfigError(
+            f"{run.model_uri}: the run of this model was deleted, and the model has no record of what it learned, so "
+            f"its columns are not known; use mlflow.pyfunc.load_model('{run.model_uri}')"
+        )
     state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
     return replace(state, reading={**options, **state.reading})
 

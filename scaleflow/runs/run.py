@@ -66,15 +66,18 @@ class Run:
         self._folder, self._tracker, self._model = folder, tracker, model
 
     @classmethod
-    def find(cls, named: str, options: Tracking | None = None) -> Self:
+    def find(cls, named: str, options: Tracking | None = None, needs_run: bool = True) -> Self:
         """Returns the run of the store that is named: by its id or its folder with its result, or by a model's URI.
+
+        If the run of a model was deleted and the command does not need it, `is_deleted` is true, and only the model is
+        there.
 
         Without a typed address in `options`, a folder's record names the store. Raises ConfigError if there is no such
         run or model, or it is not scaleflow's.
         """
         reference, located = locate_run(named, options or Tracking())
         try:
-            return cls(None, *open_run(reference, choose_store(located)))
+            return cls(None, *open_run(reference, choose_store(located), needs_run))
         except RunMissing as missing:
             if reference == named:
                 raise
@@ -122,6 +125,11 @@ class Run:
     def is_result(self) -> bool:
         """Whether the model that is meant is the result of the run."""
         return self.model.model_id == choose_result(self.tracked).model_id
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether only its model is left in the store."""
+        return self._tracker is not None and self._tracker.run_id is None
 
     @cached_property
     def tracked(self) -> Any:
@@ -173,6 +181,8 @@ class Run:
 
     @cached_property
     def name(self) -> str:
+        if self.is_deleted:
+            return "deleted"
         return str(self.tracked.info.run_name) if self._tracker else self.state.name
 
     @property
@@ -194,6 +204,8 @@ class Run:
     @cached_property
     def command(self) -> str:
         """The command line that began it; empty if it is not known."""
+        if self.is_deleted:
+            return ""
         tags = self.tracked.data.tags if self._tracker else read_json(self.files.provenance)
         return str(tags.get("scaleflow.command", ""))
 

@@ -138,6 +138,10 @@ class MlflowTracker(Tracker):
                 "or unset MLFLOW_RUN_ID for a new run"
             )
 
+    def name_run(self) -> str:
+        """Returns the name of the run that it is connected to; `deleted` if it is connected to the store alone."""
+        return self._run_name or "deleted"
+
     def fetch_run(self) -> Run:
         return self._client.get_run(self._run)
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import LEARNED_FILES, Tracking
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing
+from scaleflow.interfaces import LEARNED_FILES, Tracking, name_command
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     ConfusionWritten,
@@ -50,9 +50,12 @@ def choose_store(options: Tracking) -> Tracking:
     return store
 
 
-def open_run(named: str, store: Tracking) -> tuple[MlflowTracker, ModelReference]:
+def open_run(named: str, store: Tracking, needs_run: bool = True) -> tuple[MlflowTracker, ModelReference]:
     """Returns a tracker that is connected to the run that a run's ID or a model's URI names, and the model: the run's
     result for an ID.
+
+    A logged model stays in the store after its run was deleted. If the command does not need the run, the tracker is
+    then connected to the store alone.
 
     Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
@@ -63,7 +66,14 @@ def open_run(named: str, store: Tracking) -> tuple[MlflowTracker, ModelReference
     try:
         reference = resolve_reference(named, tracker.uri)
         run_id = reference.run_id
-        tracker.adopt(run_id, named)
+        try:
+            tracker.adopt(run_id, named)
+        except RunMissing as missing:
+            if reference.model_id is None:
+                raise
+            if not needs_run:
+                return tracker, reference
+            raise explain_deleted_run(named, run_id, missing) from missing
         run = tracker.fetch_run()
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error
@@ -72,6 +82,20 @@ def open_run(named: str, store: Tracking) -> tuple[MlflowTracker, ModelReference
     if SWEPT in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     return tracker, reference if reference.model_id else choose_result(run)
+
+
+def explain_deleted_run(named: str, run_id: str, missing: RunMissing) -> RunMissing:
+    """Returns the error of a command that needs the run of a model which is still in the store."""
+    lost = f"the run {run_id} that trained this model was deleted"
+    if isinstance(missing, RunDeleted):
+        return RunDeleted(
+            f"{named}: {lost}, and this command needs its config; `mlflow runs restore --run-id {run_id}` restores it"
+        )
+    return RunMissing(
+        f"{named}: {lost} for good, and with it its config, its metrics and its kept predictions, which this command "
+        f"needs; the model itself is there: {name_command('predict')} {named} and "
+        f"mlflow.pyfunc.load_model('{named}') work"
+    )
 
 
 def describe_opened_run(run_id: str, name: str, store: Tracking) -> None:
@@ -113,7 +137,7 @@ def download_model(tracker: MlflowTracker, model: ModelReference, folder: Path) 
     path = download_artifact(f"{find_model(tracker, model)}/{KERAS_FILES[1]}", tracker.uri, folder)
     if path is None:
         raise ConfigError(
-            f"the model {model.model_id} of {model.run_id}: the run {tracker.fetch_run().info.run_name} has no "
+            f"the model {model.model_id} of {model.run_id}: the run {tracker.name_run()} has no "
             f"{KERAS_FILES[1]}, because Keras could not write it as a .keras file or it is not a model of scaleflow; "
             f"load it with mlflow.pyfunc.load_model('models:/{model.model_id}')"
         )
@@ -133,7 +157,7 @@ def find_model(tracker: MlflowTracker, model: ModelReference) -> str:
     """Returns the address of a logged model. Raises ConfigError if the run has none."""
     if model.model_id is None:
         raise ConfigError(
-            f"{model.run_id}: the run {tracker.fetch_run().info.run_name} has no model; a run logs its model when it "
+            f"{model.run_id}: the run {tracker.name_run()} has no model; a run logs its model when it "
             "finishes (resume=... continues it)"
         )
     return tracker.find_artifacts(model.model_id).rstrip("/")
