@@ -9,10 +9,11 @@ So every field that is added later needs a default.
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, dataclass_transform
+
+from scaleflow.interfaces.clock import CLOCK
 
 #: How a run ended, in MLflow's words.
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -30,7 +31,7 @@ class Event:
 
     event: ClassVar[str] = ""  # the name of the kind of event in `events.jsonl`
     #: When it happened, in milliseconds since the epoch
-    time: int = field(default_factory=lambda: int(clock.time() * 1000), kw_only=True)
+    time: int = field(default_factory=lambda: int(CLOCK.read() * 1000), kw_only=True)
 
     def __init_subclass__(cls, event: str) -> None:
         cls.event = event

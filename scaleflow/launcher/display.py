@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, TextIO
 
 from scaleflow.files.cache import find_cache_folder
+from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
@@ -104,6 +105,10 @@ def hidden_display() -> Display:
     return Display(io.StringIO(), shows_phases=False, breaks_silence=False)
 
 
+#: If a phase was this many seconds longer by the worker's clock than by the one here, the worker's was set.
+CLOCK_STEP = 60.0
+
+
 @dataclass(frozen=True)
 class ShownPhase:
     """A part of the work before or after training."""
@@ -114,9 +119,12 @@ class ShownPhase:
 
     def measure(self, now_ms: int | None = None) -> float:
         """Returns its duration in seconds until now, or by the worker's clock, which may differ, until `now_ms`."""
+        own_seconds = time.monotonic() - self.began
         if now_ms is not None and self.began_ms is not None:
-            return max(0.0, (now_ms - self.began_ms) / 1000)
-        return time.monotonic() - self.began
+            seconds = (now_ms - self.began_ms) / 1000
+            if 0 <= seconds < own_seconds + CLOCK_STEP:
+                return seconds
+        return own_seconds
 
     def describe(self) -> str:
         """Returns a line for a log in which nothing else is printed."""
@@ -245,7 +253,7 @@ class Display:
             text: what is done, such as `importing TensorFlow`.
             since: when it began, in seconds since the epoch; None: now.
         """
-        earlier = 0.0 if since is None else max(0.0, time.time() - since)
+        earlier = 0.0 if since is None else measure_since(since)
         with self._lock:
             self._begin_phase(ShownPhase(text, time.monotonic() - earlier))
 

@@ -39,6 +39,7 @@ from scaleflow.config.policies import NEW, TRAIN
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
+from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.events import Event, SettingFound
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
@@ -265,6 +266,8 @@ def launch_run(
     if spec.trial is None and (trial := choose_trial(spec.plan)) is not None:
         return launch_after_search(run, trial, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
+    if spec.parent is None:
+        CLOCK.begin(at_least=spec.started)
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_phase("reading the config", since=spec.started)
     with contextlib.ExitStack() as resources:

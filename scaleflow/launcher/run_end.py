@@ -7,7 +7,6 @@ import json
 import os
 import pkgutil
 import shlex
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ScaleflowError, read_reason
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
+from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -83,7 +83,7 @@ def finish_run(monitor: RunMonitor) -> None:
     """Waits for the recorder, and prints how the run ended and where its results are."""
     spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
     folder = os.path.relpath(spec.folder)
-    duration = format_duration(time.time() - spec.started)
+    duration = format_duration(measure_since(spec.started))
     signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
     if spec.plan.tracking.name != "none" and spec.records:
         display.begin_phase("recording the run in MLflow")

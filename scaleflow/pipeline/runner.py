@@ -22,6 +22,7 @@ from scaleflow.config.trust import list_own_modules
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
+from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import FAILED, FINISHED, JSON
@@ -270,7 +271,7 @@ class PipelineRunner:
         folder, is_forced = self._ledger.find_folder(each.name, attempt), each.name in self._decider.forced
         folder.mkdir(parents=True, exist_ok=True)
         assert key is not None
-        each.record = StageRecord(key, attempt, self._ledger.execution, began=time.time(), is_forced=is_forced)
+        each.record = StageRecord(key, attempt, self._ledger.execution, began=CLOCK.read(), is_forced=is_forced)
         self._ledger.records[each.name] = each.record
         self._ledger.save()
         words = self._make_words(each, folder)
@@ -326,7 +327,7 @@ class PipelineRunner:
     def _finish_stage(self, each: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
         """Notes how a stage has ended, and its outputs."""
         record, stage, values = each.record, each.stage, each.decision.values
-        record.ended, record.process = time.time(), None
+        record.ended, record.process = CLOCK.read(), None
         if code in stage.command.good:
             record.status = "FINISHED"
             try:

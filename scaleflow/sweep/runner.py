@@ -26,6 +26,7 @@ from scaleflow.config.compose import list_module_folders, mask_sweep_config
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
+from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
@@ -378,7 +379,7 @@ class SweepRunner:
                 self._stop.limit = f"sweep.max_seconds={self._options.max_seconds}"
                 self._stop.signal = signal.SIGTERM
 
-        self._timer = threading.Timer(self._began + limit - time.time(), end_sweep)
+        self._timer = threading.Timer(max(0.0, limit - measure_since(self._began)), end_sweep)
         self._timer.daemon = True
         self._timer.start()
 
@@ -460,7 +461,7 @@ class SweepRunner:
         for difference in report.differences:
             display.print_error(f"the first losses differ: {difference}")
         finished = sum(job.entry.status == "FINISHED" for job in self._jobs)
-        rows = [("jobs", f"{finished} of {len(self._jobs)} FINISHED in {format_duration(time.time() - self._began)}")]
+        rows = [("jobs", f"{finished} of {len(self._jobs)} FINISHED in {format_duration(measure_since(self._began))}")]
         if self._stop.limit:
             counts = Counter(entry.status for entry in self._remaining_jobs())
             rows += [("ended", f"{self._stop.limit}: {counts['KILLED']} stopped, {counts['waiting']} not begun")]

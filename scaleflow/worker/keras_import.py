@@ -19,7 +19,7 @@ def import_keras() -> None:
     global import_seconds, imported_at
     if "keras" in sys.modules:
         return
-    began = time.time()
+    began = time.monotonic()
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
@@ -29,4 +29,4 @@ def import_keras() -> None:
         for name in hidden:
             sys.modules.pop(name, None)
         imported_at = time.time()
-        import_seconds = imported_at - began
+        import_seconds = time.monotonic() - began

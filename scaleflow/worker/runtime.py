@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.config.plan import check_rules, make_batching, set_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES, Batching, Plan
+from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
 from scaleflow.interfaces.parent_process import end_with_parent
 
@@ -198,12 +198,12 @@ class StartupTimer:
 
     def __init__(self, began: float, **known: float) -> None:
         self._began = began
-        self._last = began + sum(known.values())
+        self._last = sum(known.values())
         self.seconds: dict[str, float] = dict(known)
 
     def end_part(self, part: str) -> None:
         """Ends a part, which began when the previous one ended. Several parts of one name are added up."""
-        now = time.time()
+        now = measure_since(self._began)
         self.seconds[part] = self.seconds.get(part, 0.0) + max(0.0, now - self._last)
         self._last = now
 

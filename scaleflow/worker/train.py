@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
+from scaleflow.interfaces.clock import CLOCK, measure_since
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     Emit,
@@ -64,6 +64,7 @@ def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bo
     """Builds, trains and exports. The last event always says how it ended. Returns False if the run was refused or
     failed.
     """
+    CLOCK.begin(at_least=spec.started)
     with mark_process(spec.folder), user_metrics():
         return train_run(spec, emit, should_stop)
 
@@ -156,7 +157,7 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
     limit, workers = spec.plan.checkpoint.max_seconds, count_synchronous_workers(spec.plan)
 
     def read_seconds() -> float:
-        return time.time() - spec.started
+        return measure_since(spec.started)
 
     def must_stop() -> bool:
         return should_stop() or (limit is not None and read_seconds() > limit)
@@ -411,7 +412,7 @@ def train_and_export(
     if result.stopped:
         session.finish_checkpoints()
         limit = spec.plan.checkpoint.max_seconds
-        over = limit is not None and time.time() - spec.started > limit
+        over = limit is not None and measure_since(spec.started) > limit
         why = f"checkpoint.max_seconds={limit:g} reached: " if over else ""
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()

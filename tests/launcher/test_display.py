@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.interfaces import clock as clock_module
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     EpochEnded,
@@ -73,6 +74,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(display_module, "time", made)
     monkeypatch.setattr(progress, "time", made)
+    monkeypatch.setattr(clock_module, "time", made)
+    clock_module.anchor.cache_clear()
     monkeypatch.setattr(Display, "printed_at", made.now)
     return made
 

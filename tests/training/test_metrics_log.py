@@ -99,8 +99,8 @@ def test_a_gpus_peak_is_known_by_its_name_and_a_cpu_has_none(isolated: Callable[
 
 
 def test_the_time_to_the_first_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([107.0, 108.0, 110.0, 111.5])
-    monkeypatch.setattr("time.time", lambda: next(clock))
+    since = iter([7.0, 8.0, 10.0, 11.5])
+    monkeypatch.setattr("scaleflow.worker.runtime.measure_since", lambda began: next(since))
     startup_timer = StartupTimer(100.0, **{"import": 5.0})
     for part in ("launch", "build", "data", "build"):
         startup_timer.end_part(part)

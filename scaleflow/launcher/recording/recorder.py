@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Status, Tracking, name_command
+from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     DescriptionSet,
@@ -266,7 +267,7 @@ class CommandRun:
         transfer = EventTransfer(tracker, self.files.events)
         self.recorder = Recorder(transfer, size_before, is_resumed=is_resumed, offline=offline)
         self._flush_seconds = tracking.flush_seconds
-        milliseconds = int((time.time() if began is None else began) * 1000)
+        milliseconds = int((CLOCK.read() if began is None else began) * 1000)
         self.began = self.began or milliseconds
         folder, resumed = None if parent is None else str(parent), 0 if is_resumed else None
         self.emit(RunReady(name, tags, params, began=milliseconds, parent=folder, resumed=resumed))

@@ -159,7 +159,9 @@ class RequestCursor:
         """Sends the end of the run, which may not be in the file."""
         error = {"scaleflow.error": end.error} if end.error else {}
         self._tracker.set_tags({"scaleflow.status": end.status, **error})
-        self._tracker.finish(end.status, end.time)
+        state = RunState.read(self._record.files.path)
+        began = state.ready.began if state.ready else 0
+        self._tracker.finish(end.status, max(end.time, began))  # the clock may have been set back
         self.describe(end)
 
     def describe(self, end: RunEnded | None = None) -> None:
