@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.config.interpolations import iterate_paths
 from scaleflow.config.parse import every_key, is_under
 from scaleflow.errors import ConfigError
 
@@ -73,8 +74,9 @@ def read_option(file: Path, group: str, changed: int) -> Mapping[str, bool]:
     if not isinstance(config, DictConfig):
         return {}
     prefix = find_package(text, group)
-    keys = dict.fromkeys(every_key(OmegaConf.to_container(config, resolve=False)), False)
-    keys |= dict.fromkeys(OmegaConf.missing_keys(config), True)
+    plain = OmegaConf.to_container(config, resolve=False)  # interpolations may refer to keys of other files
+    keys = dict.fromkeys(every_key(plain), False)
+    keys |= {".".join(map(str, path)): True for path, value in iterate_paths(plain) if value == "???"}
     return {f"{prefix}.{key}" if prefix else key: is_missing for key, is_missing in keys.items()}
 
 

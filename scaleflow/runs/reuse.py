@@ -369,10 +369,10 @@ def get_at(config: Any, key: str) -> Any:
 #: Keys about the command that resumes a run.
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
-#: Sections, and keys of `training`, that may change when a run is resumed.
+#: Sections, and keys of `training`, that may change when a run is resumed. Messages and docs name all of them.
 CHANGEABLE = (
     *("checkpoint", "evaluation", "export", "promotion", "profiler", "tracking", "strategy"),
-    *("hardware", "cluster", "debug", "sweep", *RESUME_KEYS),
+    *("hardware", "cluster", "debug", "sweep"),
 )
 LENGTH_KEYS = ("epochs", "max_steps")
 
@@ -514,7 +514,7 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
 def is_changeable(key: str) -> bool:
     """Whether a command that resumes a run may change a key of its config."""
     section, _, rest = key.partition(".")
-    return section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS)
+    return section in (*CHANGEABLE, *RESUME_KEYS) or (section == "training" and rest in LENGTH_KEYS)
 
 
 def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> list[str]:
@@ -550,7 +550,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
+            f"{', '.join(CHANGEABLE)}; start a new run for other changes: {name_command('rerun')}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,19 @@ from scaleflow.launcher.launch import write_configs
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
-from scaleflow.runs.reuse import load_config, load_interpolations, reuse_config
+from scaleflow.runs.reuse import (
+    CHANGEABLE,
+    LENGTH_KEYS,
+    RESUME_KEYS,
+    is_changeable,
+    load_config,
+    load_interpolations,
+    reuse_config,
+)
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import make_length_tags
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 RECIPE = """# @package _global_
 optimizer: {learning_rate: "${oc.decode:${oc.env:LR}}", momentum: "${oc.decode:0.${training.epochs}}"}
@@ -174,3 +185,23 @@ def test_a_place_outside_that_this_machine_would_choose_too_is_trusted(
     monkeypatch.setenv("DATA", "/data/b.csv")
     with pytest.raises(ConfigError, match=r"dataset\.data_dir=/data/a\.csv: comes from a tracked run and points out"):
         reuse_config(config, params, words, interpolations=interpolations)
+
+
+def test_the_message_and_the_docs_name_all_that_a_resumed_run_may_change(begun: Path) -> None:
+    sections = ", ".join(CHANGEABLE)
+    with pytest.raises(
+        ConfigError, match=rf"\(training\.epochs, training\.max_steps\) and {sections}; start a new run"
+    ):
+        resume(begun, "seed=7")
+    text = (DOCS / "troubleshooting.md").read_text()
+    assert f"a resumed run may change only its length (...) and {sections}`" in text
+    table = (DOCS / "reliability.md").read_text().partition("You may change:")[2].partition("Every other change")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    keys = re.findall(r"`([\w.]+)`", " ".join(rows))
+    lengths = [f"training.{name}" for name in LENGTH_KEYS]
+    assert sorted(keys) == sorted([*CHANGEABLE, *lengths, *RESUME_KEYS[1:]])
+
+
+@pytest.mark.parametrize("section", CHANGEABLE)
+def test_what_the_message_names_may_change(section: str) -> None:
+    assert is_changeable(section)
