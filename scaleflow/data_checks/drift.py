@@ -133,8 +133,14 @@ SHARE, FEWEST = 0.01, 5
 #: A larger share of missing values than before is drift, if the difference is so many standard errors.
 MORE_MISSING, ERRORS = 0.1, 4
 
-#: Ranges, or values, that fewer values were in before are joined: of rare categories, each sample has others.
+#: Categories, or ranges, that occur less often in both data together are joined: of rare ones, each sample has others.
 FEW = 5
+
+#: Permutations from which the limit of an index follows, and by how much the index has to exceed what chance gives.
+PERMUTATIONS, MARGIN = 200, 1.5
+
+#: The most values that NumPy can permute.
+MOST_PERMUTED = 10**9 - 1
 
 #: The most values, or columns, that a message names.
 MOST_NAMED = 5
@@ -229,12 +235,29 @@ class DriftCounter:
                 yield DataFinding("missing", DRIFT, text, because=because, columns=[name])
             yield from self._find_shift(name, known)
 
+    def _compare_histograms(self, name: str, known: Mapping[str, Any], counts: Array) -> tuple[float, float]:
+        """Returns the population stability index of a column, and the limit above which it has changed."""
+        if "counts" in known:
+            before = np.array(known["counts"])
+            has_few = before < FEW  # the ends of the ranges follow from so few numbers that chance decides
+            rest = (int(before[has_few].sum()), int(counts[has_few].sum()))
+            return compute_stability(before[~has_few], counts[~has_few], looks=self._looks, rest=rest)
+        before, now = np.array([*known["values"].values()], np.int64), counts[:-1]
+        if not known["others"]:  # each value is known, so that a new one is a value as others are
+            unseen = [*self._unseen.get(name, Counter()).values()]
+            before, now = np.append(before, np.zeros(len(unseen), np.int64)), np.append(now, unseen)
+            return compute_stability(before, now, looks=self._looks)
+        rest = (int(known["others"]), int(counts[-1]))
+        least = FEW + 2 * int(
+            before.min(initial=0)
+        )  # the values that are not listed were at most so frequent by chance
+        return compute_stability(before, now, looks=self._looks, rest=rest, least_before=least)
+
     def _find_shift(self, name: str, known: Mapping[str, Any]) -> Iterator[DataFinding]:
         counts = self._counts.get(name)
         if counts is None:
             return
-        before = known["counts"] if "counts" in known else [*known["values"].values(), known["others"]]
-        index, limit = compute_stability(np.array(before, np.float64), counts.astype(np.float64), self._looks)
+        index, limit = self._compare_histograms(name, known, counts)
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
             because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
@@ -280,27 +303,54 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     return DataFinding("unseen", level, text, because=because, columns=[name])
 
 
-def compute_stability(before: Array, now: Array, looks: int = 1) -> tuple[float, float]:
+def compute_stability(
+    before: Array, now: Array, looks: int = 1, rest: tuple[int, int] = (0, 0), least_before: int = 0
+) -> tuple[float, float]:
     """Returns the population stability index of two histograms, one of `looks`, and the limit above which they differ.
 
-    The index of equal distributions is about chi-square with `ranges - 1` degrees of freedom, times 1/n + 1/m. Ranges
-    with few values are joined.
+    The limit follows from permutations: the counts that both histograms would have if their rows were exchanged at
+    random. Rare values are joined. Values are rare by the sum of both counts, which a permutation does not change. If
+    the counts of one histogram decided, values that are frequent there by chance would seem to become rarer.
+
+    Args:
+        before, now: how often each value, or range, occurs: [values] int.
+        looks: the number of columns that are looked at together.
+        rest: the counts of all other values, which are rare.
+        least_before: values of which the first histogram would have fewer, if both were alike, are rare.
     """
-    order = np.argsort(-before, kind="stable")
-    before, now = before[order], now[order]
-    is_small = (np.cumsum(before) / max(1.0, before.sum()) > 0.98) | (before < FEW)
-    is_small &= np.arange(len(before)) > 0
-    if is_small.sum() > 1:
-        before, now = (np.append(each[~is_small], each[is_small].sum()) for each in (before, now))
+    totals = before + now
+    share_before = (before.sum() + rest[0]) / max(1, totals.sum() + sum(rest))
+    is_rare = (totals < FEW) | (totals * share_before < least_before)
+    joined = (rest[0] + int(before[is_rare].sum()), rest[1] + int(now[is_rare].sum()))
+    before, now = before[~is_rare], now[~is_rare]
+    if sum(joined):
+        before, now = np.append(before, joined[0]), np.append(now, joined[1])
+    before, now = before.astype(np.int64), now.astype(np.int64)
     if not before.sum() or not now.sum() or len(before) < 2:
         return 0.0, STABILITY
-    p, q = ((each + HALF) / (each.sum() + HALF * len(each)) for each in (before, now))
-    index = float(((q - p) * np.log(q / p)).sum())
-    free = len(before) - 1
+    index = float(measure_stability(before, now))
+    if index <= STABILITY:
+        return index, STABILITY
+    totals = before + now
+    if totals.sum() > MOST_PERMUTED:  # chance does not give such an index
+        return index, STABILITY
+    permuted = np.random.default_rng(0).multivariate_hypergeometric(totals, now.sum(), size=PERMUTATIONS)
+    indices = measure_stability(totals - permuted, permuted)
+    # Scaled chi-square with the mean and the variance of the permutations: few of them tell no extreme quantile.
+    mean, variance = float(indices.mean()), max(float(indices.var()), 1e-12)
+    free = 2 * mean**2 / variance
     wide = 2 / (9 * free)
     errors = NormalDist().inv_cdf(1 - (1 - CHANCE) / looks)
-    quantile = free * (1 - wide + errors * math.sqrt(wide)) ** 3  # Wilson and Hilferty 1931
-    return index, max(STABILITY, 1.5 * quantile * (1 / before.sum() + 1 / now.sum()))
+    quantile = mean * (1 - wide + errors * math.sqrt(wide)) ** 3  # Wilson and Hilferty 1931
+    return index, max(STABILITY, MARGIN * quantile)
+
+
+def measure_stability(before: Array, now: Array) -> Array:
+    """Returns the population stability index of histograms [..., values]."""
+    values = before.shape[-1]
+    p = (before + HALF) / (before.sum(axis=-1, keepdims=True) + HALF * values)
+    q = (now + HALF) / (now.sum(axis=-1, keepdims=True) + HALF * values)
+    return np.asarray(((q - p) * np.log(q / p)).sum(axis=-1))
 
 
 def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) -> Iterator[DataFinding]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import DivisionKeys, Plan, Source, name_leaves
+from scaleflow.interfaces import Plan, Source, Split, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
 from scaleflow.runs import DataCheckSpec
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.worker.data import sample_split
+from scaleflow.worker.data import find_together_in, sample_judge, sample_split
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import has_pixels, to_pixels
 from scaleflow.worker.runtime import setup_runtime
@@ -39,7 +39,6 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset
     from scaleflow.data_checks.data_page import make_data_page, sort_findings
-    from scaleflow.data_checks.together import find_together
 
     setup_runtime(plan, emit)
     name = describe_data_name(plan)
@@ -60,14 +59,23 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, examples=spec.examples)
     emit(PhaseBegan(f"looking at {name}"))
-    keys = {split: DivisionKeys.of(each) for split, each in splits.raw.items()}
-    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys=keys)
-    among = () if spec.schema is not None else together
+    among = () if spec.schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
     findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
     page = make_data_page(f"Data: {name}", findings, samples, pictures=pick_pictures(source, samples["train"]))
     Path(spec.report).write_text(page, encoding="utf-8")
     counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
     emit(DataChecked([asdict(each) for each in findings], counts))
+
+
+def find_as_runs_do(
+    source: Source, splits: Splits, rule: Split, samples: Mapping[str, SplitSample]
+) -> list[DataFinding]:
+    """Returns what is found about rows that belong together: all that a run finds, and what more examples show."""
+    train = sample_split(source, splits.raw["train"], splits.sample)
+    judge = sample_judge(source, splits.raw, few=splits.sample, is_table=train.is_table)
+    found = find_together_in({"train": train, **judge}, splits.raw, rule)
+    rules = {each.rule for each in found}
+    return [*found, *(each for each in find_together_in(samples, splits.raw, rule) if each.rule not in rules)]
 
 
 def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> dict[str, SplitSample]:

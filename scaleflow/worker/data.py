@@ -107,22 +107,32 @@ def make_look(
 def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) -> list[DataFinding]:
     """Returns the faults of the training split. The first examples of a stream may not be typical of the rest.
 
-    `sample` is one of the training split. Of a table, the split that judges the model is read, too.
+    `sample` is one of the training split.
     """
     from scaleflow.data_checks.drift import DRIFT, select_level
     from scaleflow.data_checks.rules import find_duplicates, find_faults
-    from scaleflow.data_checks.together import find_together
 
     if not splits.train.is_spread:
         return []
-    judge, samples = splits.test or splits.validation, {"train": sample}
-    if sample.is_table and judge is not None and judge is not splits.train:
-        samples["test" if splits.test else "validation"] = sample_split(source, judge, splits.sample)
     parts = {name: each for name, each in splits.by_name().items() if name == "train" or each is not splits.train}
-    keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
-    together = find_together(samples, sum(map(len, parts.values())), rule, keys=keys)
+    samples = {"train": sample, **sample_judge(source, parts, few=splits.sample, is_table=sample.is_table)}
+    together = find_together_in(samples, parts, rule)
     found = [*together, *(find_duplicates(samples) if len(samples) > 1 else ())]
     return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
+
+
+def sample_judge(source: Source, parts: Mapping[str, Rows], few: Any, is_table: bool) -> dict[str, SplitSample]:
+    """Returns a sample of the split of a table that judges the model, by its name; empty if there is none."""
+    name = next((name for name in ("test", "validation") if name in parts), None)
+    return {name: sample_split(source, parts[name], few)} if is_table and name is not None else {}
+
+
+def find_together_in(samples: Mapping[str, SplitSample], parts: Mapping[str, Rows], rule: Split) -> list[DataFinding]:
+    """Returns what is found about rows that belong together, in samples of the splits `parts`."""
+    from scaleflow.data_checks.together import find_together
+
+    keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
+    return list(find_together(samples, sum(map(len, parts.values())), rule, keys=keys))
 
 
 def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, SplitSample, compare_sample, make_schema, select_level
+from scaleflow.data_checks.drift import DRIFT, DriftCounter, SplitSample, compare_sample, make_schema, select_level
 from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
 from scaleflow.predict.bad_rows import RowReport
@@ -64,6 +64,30 @@ def test_data_is_not_said_to_differ_from_itself(rows: int) -> None:
         )
         for known, now in ((whole, whole), (whole, half), (half, whole), (first, last), (last, first)):
             assert find_drift(known, now) == [], seed
+
+
+@pytest.mark.parametrize("values", [5, 150, 1300, 2500, 5000])
+@pytest.mark.parametrize(("before", "now"), [(1600, 400), (2000, 8000), (300, 3000)])
+def test_a_column_of_many_values_is_not_said_to_differ_from_itself(values: int, before: int, now: int) -> None:
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        rates = random.dirichlet(np.full(values, 50 if seed else 0.3))
+        words = np.array([f"w{each}" for each in random.choice(values, before + now, p=rates)], object)
+        known, new = (
+            SplitSample({"word": each}, {"word": CATEGORY}, {}, len(each)) for each in (words[:before], words[before:])
+        )
+        counter = DriftCounter(make_schema(known))
+        counter.add("word", new.columns["word"])
+        assert [each.text for each in counter.find() if each.rule == "drift"] == [], seed
+
+
+def test_a_column_of_many_values_that_changes_is_found() -> None:
+    random = np.random.default_rng(0)
+    words = np.array([f"w{each}" for each in random.integers(400, size=2000)], object)
+    known = SplitSample({"word": words}, {"word": CATEGORY}, {}, 2000)
+    counter = DriftCounter(make_schema(known))
+    counter.add("word", np.array([f"w{each}" for each in random.integers(200, size=2000)], object))
+    assert "drift" in [each.rule for each in counter.find()]
 
 
 def make_report(schema: dict[str, Any]) -> RowReport:

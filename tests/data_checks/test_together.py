@@ -196,6 +196,31 @@ def test_independent_tables_give_no_alarm(count: int) -> None:
     assert [text for seed in range(count) for text in find(make_independent(seed))] == []
 
 
+def make_orders(seed: int, customers: int, rows: int = 2000, stay: float = 1.0) -> dict[str, SplitSample]:
+    """Orders of customers in a year, at random days; customers who `stay` a part of the year come and go."""
+    random = np.random.default_rng(seed)
+    day = np.sort(random.integers(0, 365, rows))
+    first = random.random(customers) * (1 + stay) - stay if stay < 1 else np.full(customers, -0.1)
+    last = first + (stay if stay < 1 else 1.2)
+    active = [np.flatnonzero((first < each) & (each < last)) for each in np.arange(365) / 365]
+    of = np.array([random.choice(active[each]) for each in day])
+    columns = {"customer": write(f"K{each}" for each in of), "date": make_days(day)}
+    columns |= {"price": random.lognormal(3, 1, rows), "product": write(random.zipf(1.5, rows) % 700)}
+    return make(columns, write(random.integers(2, size=rows)), {}, seed)
+
+
+@pytest.mark.parametrize("customers", [30, 300, 1600, 6000])
+def test_customers_who_order_at_random_days_do_not_drift(customers: int) -> None:
+    found = [text for seed in range(5) for text in find(make_orders(seed, customers))]
+    assert [text for text in found if "drift" in text] == []
+
+
+@pytest.mark.parametrize("customers", [30, 300])
+def test_customers_who_come_and_go_drift(customers: int) -> None:
+    (text,) = [text for text in find(make_orders(0, customers, stay=0.3)) if "drift" in text]
+    assert text.startswith("along date, there is a drift of customer;")
+
+
 @pytest.mark.parametrize("is_input", [True, False])
 @pytest.mark.parametrize("what", ["the target", "an input"])
 def test_a_drift_along_a_date_is_found(is_input: bool, what: str) -> None:
