@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from scaleflow.commands.tracked_run import (
     find_run,
@@ -21,10 +22,12 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import PROMOTE
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.comparison import PairedScores, count_not_finite, pair_scores
 from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.resampling import Figure
+from scaleflow.evaluation.skills import find_constant_parts, find_useless_skills, measure_skills
 from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, PromotionOptions, find_direction, name_leaves
 from scaleflow.interfaces.directions import NAME_ADVICE
 from scaleflow.interfaces.events import Note
@@ -207,7 +210,7 @@ class Candidate:
         learned = read_learned_state(self.logged / "data")
         for each in () if self.on or learned is None else learned.schema.get("together", ()):
             self.display.show_event(Note(f"the candidate's data: {each['text']}"))
-        floors = self.check_floors()
+        floors = [*self.check_floors(), *self.check_answers()]
         predictions: tuple[Predictions, Array] | None = None
         smoke: SmokeTest | None = None
         for _ in range(TRIES):
@@ -225,6 +228,7 @@ class Candidate:
                 is_seen, on = predictions[1] | is_seen, Path(self.on).name
                 comparison = compare_models(predictions[0], other, is_seen, options=self.options, on=on)
                 conditions.append(describe_comparison(comparison, self.options))
+                conditions += check_skills(predictions[0], other, is_seen)
             finite = self.check_finite(None if predictions is None else predictions[0])
             conditions += [] if finite is None else [finite]
             policy = self.run.params.get("resolved.precision", "float32")
@@ -282,6 +286,28 @@ class Candidate:
                     f"better; {NAME_ADVICE}"
                 )
             found.append(check_floor(key, value, floor, is_error=direction == "min"))
+        return found
+
+    def check_answers(self) -> list[Condition]:
+        """Returns the conditions that do not hold because all examples get the same answer.
+
+        The accuracy of such a model is high if one class is rare, and `promotion.at_least` does not show that.
+        """
+        try:
+            kept = self.read_kept(self.run, "candidate")
+        except ConfigError:  # the comparison with a champion needs them, and says so
+            return []
+        if kept is None:
+            return []
+        found = [
+            Condition(f"it gives every example the same answer{f' for {part}' if part else ''}", False)
+            for part in find_constant_parts(kept)
+        ]
+        if self.options.at_least and not found:
+            for name, skill in measure_skills(kept).items():
+                if skill.value <= skill.constant and "balanced_accuracy" in name:
+                    text = f"{name} {skill.value:.4g} is no better than always the same answer"
+                    found.append(Condition(text, False))
         return found
 
     def read_slices(self) -> dict[str, tuple[float, str]]:
@@ -431,6 +457,21 @@ def compare_models(
         on=on,
         over=used.units.describe() if used.units else "",
     )
+
+
+def check_skills(candidate: Predictions, champion: Predictions, is_seen: Array) -> list[Condition]:
+    """Returns the conditions that do not hold because the champion tells examples apart, and the candidate does not.
+
+    If one class is rare, a candidate that always gives the same answer may have the higher accuracy.
+    """
+    skills = [
+        measure_skills(replace(each, table=each.table.filter(pyarrow.array(~is_seen[each.column(EXAMPLE)]))))
+        for each in (champion, candidate)
+    ]
+    return [
+        Condition(f"{name} {now:.4g}, the champion {before:.4g}: hardly better than always the same answer", False)
+        for name, (now, before) in find_useless_skills(*skills).items()
+    ]
 
 
 def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:

@@ -36,9 +36,11 @@ from scaleflow.runs.run_name import describe_data_name
 from scaleflow.serving.layers import read_specs
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.evaluate import choose_split
+from scaleflow.worker.kept_predictions import PredictionKeeper
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
+    from scaleflow.evaluation.predictions import Predictions
     from scaleflow.worker.runtime import Runtime
 
 
@@ -122,18 +124,18 @@ class SavedParts:
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
 
 
-def measure_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns the largest difference between outputs, and the size of the largest one; NaN if one has other NaNs."""
-    difference, largest = 0.0, 1.0
-    for name, values in expected.items():
-        both = np.asarray(values, np.float64), np.asarray(found[name], np.float64)
-        is_nan = np.isnan(both[0])
-        if not np.array_equal(is_nan, np.isnan(both[1])):
-            return float("nan"), largest
-        known = ~is_nan
-        difference = max(difference, float(np.max(np.abs(both[0] - both[1])[known], initial=0.0)))
-        largest = max(largest, float(np.max(np.abs(both[0][known]), initial=1.0)))
-    return difference, largest
+def measure_difference(expected: Any, found: Any) -> tuple[float, float]:
+    """Returns the largest difference between values of an output, and the size of the largest one, at least 1.
+
+    The difference is NaN if other values are NaN.
+    """
+    before, now = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    is_nan = np.isnan(before)
+    if not np.array_equal(is_nan, np.isnan(now)):
+        return float("nan"), 1.0
+    known = ~is_nan
+    difference = float(np.max(np.abs(before - now)[known], initial=0.0))
+    return difference, float(np.max(np.abs(before[known]), initial=1.0))
 
 
 Array = np.ndarray[Any, Any]
@@ -153,7 +155,7 @@ class Proof:
     count: int
     sample: Mapping[str, Array]  # raw inputs of some examples, [b, ...] by name
     calibration: Mapping[str, Array]  # raw inputs of training examples, [b, ...] by name
-    #: Computes the metrics of a function from raw inputs to outputs, over all examples of the split
+    #: Computes the metrics and the predictions of a function from raw inputs to outputs, over the whole split
     evaluate: Any = None
 
 
@@ -168,8 +170,8 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
         proof = read_example_proof(exported, parts, state)
     else:
         proof = read_split(plan, state, runtime, parts=parts, emit=emit)
-    reference = {} if proof.evaluate is None else proof.evaluate(parts.serve)
-    converter = Converter(plan, exported, parts, state=state, proof=proof, reference=reference)
+    reference, predictions = ({}, None) if proof.evaluate is None else proof.evaluate(parts.serve)
+    converter = Converter(plan, exported, parts, state=state, proof=proof, reference=reference, predictions=predictions)
     with tempfile.TemporaryDirectory(prefix="scaleflow-portable-") as folder:
         portable = parts.write(Path(folder))
         for name in spec.formats:
@@ -187,6 +189,7 @@ class Converter:
     state: LearnedState | None  # what its run learned
     proof: Proof
     reference: Mapping[str, float]  # the metrics of the SavedModel there
+    predictions: Predictions | None = None  # those of the SavedModel there
 
     def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
         """Exports one format. A format that is not good has the reason, and leaves no files."""
@@ -201,8 +204,9 @@ class Converter:
                 raise ExportError("Keras cannot write this model as a Keras file")
             if form.convert is None and self.proof.evaluate is None:
                 return FormatExported(form.name, str(path))  # before the training, the file says enough
-            values |= self._prove(form, path)
-            error = self._find_fault(form, values)
+            measured, predictions = self._prove(form, path)
+            values |= measured
+            error = self._find_fault(form, values) or self._find_lost_skill(form, predictions)
         except Exception as failed:  # converters and runtimes raise many types
             error = explain_format_error(form, failed)
         if error and form.convert is not None:
@@ -220,8 +224,11 @@ class Converter:
         raw = self.parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
         return {str(self.parts.specs[name].name): each.numpy() for name, each in self.parts.split_off(raw).items()}
 
-    def _prove(self, form: ExportFormat, path: Path) -> dict[str, float]:
-        """Computes with the format in its own runtime; returns its metrics, size, time, and largest difference."""
+    def _prove(self, form: ExportFormat, path: Path) -> tuple[dict[str, float], Predictions | None]:
+        """Computes with the format in its own runtime.
+
+        Returns its metrics, size, time, and largest difference; and its predictions for the split.
+        """
         files = [path] if form.convert is None else [each for each in path.parent.iterdir() if each.name != DESCRIPTION]
         target = self.plan.model.target.path.rpartition(".")[0]
         own = [] if target.startswith(("scaleflow.", "keras")) else [target]
@@ -233,27 +240,28 @@ class Converter:
             "PYTHONPATH": ":".join(filter(None, sys.path)),
         }
         with start_runtime(form, path, environment) as runtime:
-            measured = self._measure(form, runtime)
+            measured, predictions = self._measure(form, runtime)
             sample = self.proof.sample
             timed = dict(sample) if form.takes_raw else self._to_arguments(sample)
             measured["ms"] = runtime.measure_ms(timed)
-        return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}
+        return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}, predictions
 
-    def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
+    def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> tuple[dict[str, float], Predictions | None]:
+        """Returns the metrics and the largest difference of a format, and its predictions for the split."""
         outputs = {} if self.state is None else name_leaves(self.state.outputs)
         scalings: Any = {self.parts.outputs[name]: outputs[name].scaling for name in self.parts.wide}
         comparison = RuntimeComparison(self.parts, form, runtime, scalings=scalings)
         if self.proof.evaluate is None:
             comparison.compare(self.parts.nest_raw({name: tf.constant(x) for name, x in self.proof.sample.items()}))
-            metrics = {}
+            metrics, predictions = {}, None
         else:
             try:
-                metrics = self.proof.evaluate(comparison.compare)
+                metrics, predictions = self.proof.evaluate(comparison.compare)
             except tf.errors.OpError:
                 if comparison.error is not None:
                     raise comparison.error from None
                 raise
-        return {**metrics, "difference": comparison.difference / comparison.largest}
+        return {**metrics, "difference": comparison.difference}, predictions
 
     def _find_fault(self, form: ExportFormat, values: Mapping[str, float]) -> str:
         """Returns why a format is not good; empty if it is."""
@@ -272,21 +280,46 @@ class Converter:
                 return f"its {what}; export.int8_loss allows {options.int8_loss:g}"
         return ""
 
+    def _find_lost_skill(self, form: ExportFormat, predictions: Predictions | None) -> str:
+        """Returns in what a quantized format is worse than the model, although its metrics are as good; empty if in
+        nothing.
+
+        If one class is rare, the accuracy of a constant answer is high.
+        """
+        if not form.is_quantized or predictions is None or self.predictions is None:
+            return ""
+        from scaleflow.evaluation.skills import find_constant_parts, find_lost_skills, measure_skills
+
+        known = find_constant_parts(self.predictions)
+        for part in find_constant_parts(predictions):
+            if part not in known:
+                return f"it gives every example the same answer{f' for {part}' if part else ''}"
+        allowed = self.plan.export.int8_loss
+        lost = find_lost_skills(measure_skills(self.predictions), measure_skills(predictions), allowed)
+        for name, (now, before) in lost.items():
+            return f"its {name} is {now:.4g}, and {before:.4g} in float32; export.int8_loss allows {allowed:g}"
+        return ""
+
 
 class RuntimeComparison:
-    """Computes in another runtime within TensorFlow's graph, and notes the largest difference from the SavedModel.
-
-    Attributes:
-        difference: the largest one, of all outputs.
-        largest: the size of the largest output, at least 1.
-    """
+    """Computes in another runtime within TensorFlow's graph, and notes the largest difference from the SavedModel."""
 
     def __init__(
         self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess, scalings: Mapping[str, Any]
     ) -> None:
         self._parts, self._form, self._runtime, self._scalings = parts, form, runtime, scalings
-        self.difference, self.largest = 0.0, 1.0
+        self._differences: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
         self.error: ExportError | None = None
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of an output, relative to its own largest value, at least 1.
+
+        Outputs may have very different sizes, so each has a measure of its own.
+        """
+        shares = [each / self._largest[tensor] for tensor, each in self._differences.items()]
+        return math.nan if any(map(math.isnan, shares)) else max(shares, default=0.0)
 
     def compare(self, raw: Any) -> Any:
         """Returns the outputs of the runtime for raw inputs, in the structure of the model's. Traced."""
@@ -311,9 +344,12 @@ class RuntimeComparison:
                 else:
                     values[tensor] = values[tensor] * deviation + mean
                 unscaled[tensor] = (wanted[tensor] - mean) / deviation
-            difference, largest = measure_difference(unscaled, scaled)
-            self.difference = difference if math.isnan(difference) else max(self.difference, difference)
-            self.largest = max(self.largest, largest)
+            for tensor in tensors:
+                difference, largest = measure_difference(unscaled[tensor], scaled[tensor])
+                before = self._differences.get(tensor, 0.0)
+                is_lost = math.isnan(difference) or math.isnan(before)
+                self._differences[tensor] = math.nan if is_lost else max(before, difference)
+                self._largest[tensor] = max(self._largest.get(tensor, 1.0), largest)
             return [values[tensor] for tensor in tensors]
 
         arguments = [*given.values(), *expected.values()]
@@ -369,6 +405,7 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     Raises ConfigError if the dataset cannot be read.
     """
     from scaleflow import dataset, objective, training
+    from scaleflow.evaluation.predictions import Predictions, make_predictions_table
 
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     source = open_source(plan, None if state is None else EarlierState(state))
@@ -381,8 +418,14 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     loader = objective.Loader(locate_target, bind_target)
     goal = objective.make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
 
-    def evaluate(forward: Any) -> Mapping[str, float]:
-        return training.Evaluation(runtime.strategy, forward, goal)(feed)
+    outputs = source.outputs if state is None else EarlierState(state).take_answers(source.outputs)
+
+    def evaluate(forward: Any) -> tuple[Mapping[str, float], Predictions]:
+        evaluation, keeper = training.Evaluation(runtime.strategy, forward, goal), PredictionKeeper(outputs, feed)
+        evaluation.keep_outputs(feed, keeper)
+        metrics = evaluation(feed)
+        table = make_predictions_table(outputs, keeper.collector)
+        return metrics, Predictions(table, outputs, split, feed.examples)
 
     def read(chosen: str, places: Array) -> dict[str, Array]:
         inputs, *_ = splits.raw[chosen].read(places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from omegaconf import OmegaConf
 
 from scaleflow.commands.promotion_steps import compare_models
 from scaleflow.config.compose import check_job
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores
 from scaleflow.evaluation.predictions import GROUP, Predictions
 from scaleflow.evaluation.resampling import Units
 from scaleflow.interfaces import PromotionOptions
+from scaleflow.promotion import decision as decision_module
 from scaleflow.promotion.decision import (
     Condition,
     Decision,
@@ -143,6 +145,37 @@ def test_customers_that_differ_are_counted_not_their_rows() -> None:
     assert "on 240 examples in 12 groups of customer" in condition.text
     assert describe_comparison(compare_models(first, second, np.zeros(240, bool), OPTIONS), OPTIONS).holds
     assert describe_comparison(found, replace(OPTIONS, tolerance=-0.01)).holds  # a model may be slightly worse
+
+
+@pytest.mark.parametrize(
+    ("served", "wanted"),
+    [
+        ({"price": [[2e6], [1e6]], "sold": [[0.5], [-0.5]]}, 0.0),
+        ({"price": [[2e6], [1e6]], "sold": [[0.5], [-0.4]]}, 0.1),  # a large output hides no fault of a small one
+        ({"price": [[2e6], [1e6]], "sold": [[0.5], [0.5]]}, "all 2 recorded examples the same answer"),
+        (
+            {"price": [[2e6], [1e6]], "sold": [[0.5], [math.nan]]},
+            "outputs are NaN where those of the trained model are",
+        ),
+    ],
+)
+def test_each_output_of_a_served_model_is_compared_by_its_own_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Any, wanted: float | str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / decision_module.EXAMPLE).write_text("{}")
+    trained = {"price": np.array([[2e6], [1e6]]), "sold": np.array([[0.5], [-0.5]])}
+    np.savez(tmp_path / "data" / "example_outputs.npz", **trained)
+
+    def answer(address: str, payload: Any) -> Any:
+        return served if "params" in payload else [{"prediction": 1}] * 2
+
+    monkeypatch.setattr(decision_module, "request_predictions", answer)
+    if isinstance(wanted, str):
+        with pytest.raises(RunError, match=wanted):
+            decision_module.measure_served_difference("", tmp_path)
+    else:
+        assert decision_module.measure_served_difference("", tmp_path) == pytest.approx(wanted)
 
 
 def test_floors_are_the_least_of_a_metric_and_the_most_of_an_error() -> None:
