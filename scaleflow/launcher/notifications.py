@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.formatting import list_metric_rows, to_json
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
@@ -36,6 +37,12 @@ def notify(address: str | None, name: str, answer: Mapping[str, Any], display: D
     """
     if address is None:
         return
+    with guard_extra("the message to tracking.notify", lambda text: display.print_line(f"note: {text}", "yellow")):
+        send(address, name, answer, display, event)
+
+
+def send(address: str, name: str, answer: Mapping[str, Any], display: Display, event: str) -> None:
+    """Sends a message to an address; a note says why the address has not taken it."""
     masked = to_json(mask_secrets({"event": event, "text": describe_end(name, answer, event), **answer}))
     body = {"text": masked["text"]} if address.startswith(SLACK) else masked
     if reason := post(address.removeprefix(SLACK), body):

@@ -18,6 +18,7 @@ from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import FormatExported
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import hidden_display
@@ -96,13 +97,14 @@ def finish_run(monitor: RunMonitor) -> None:
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    if spec.trial is None:
-        rows += describe_results(spec, state)
-    elif state.found is not None:
-        rows += [("use", state.found.word), ("because", state.found.reason)]
-    rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
-    rows += describe_formats(state.formats.values())
-    rows += [("profile", line) for line in state.profiles.values()]
+    with guard_extra("note: the results in the last lines", display.print_error):
+        if spec.trial is None:
+            rows += describe_results(spec, state)
+        elif state.found is not None:
+            rows += [("use", state.found.word), ("because", state.found.reason)]
+        rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
+        rows += describe_formats(state.formats.values())
+        rows += [("profile", line) for line in state.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
     if is_recorded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from pyarrow import compute
 from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter, expand_input, to_texts_array
 from scaleflow.errors import RunError
 from scaleflow.interfaces import LearnedState, name_leaves
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.serving.cells import describe_units
 
@@ -24,6 +26,10 @@ Array = np.ndarray[Any, Any]
 
 #: The most different values, and the most columns, that the last lines name.
 MOST_VALUES, MOST_COLUMNS = 5, 20
+
+
+def print_note(text: str) -> None:
+    print(to_printable(text), file=sys.stderr)
 
 
 class Problem(NamedTuple):
@@ -90,15 +96,18 @@ class RowReport:
         if not self._inputs or not rows:
             return
         taken = slice(None, None, -(-rows // MOST_ROWS))
-        for name, values in inputs.items():
-            if name in self._inputs:
-                for column, each in expand_input(name, self._inputs[name], values[taken]).items():
-                    self._drift.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
+        with guard_extra("note: the comparison of these rows with those of the training", print_note):
+            for name, values in inputs.items():
+                if name in self._inputs:
+                    for column, each in expand_input(name, self._inputs[name], values[taken]).items():
+                        self._drift.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
         self.compared += len(range(rows)[taken])
 
     def find_drift(self) -> list[DataFinding]:
         """Returns what differs: drift, and categories that are not counted."""
-        found = [each for each in self._drift.find() if each.level != HINT or each.rule == "unseen"]
+        found: list[DataFinding] = []
+        with guard_extra("note: the drift of these rows", print_note):
+            found = [each for each in self._drift.find() if each.level != HINT or each.rule == "unseen"]
         return [each for each in found if each.rule != "unseen" or not set(each.columns) & set(self._counted)]
 
     def add_missing(self, column: str, count: int, had_missing: bool | None) -> None:

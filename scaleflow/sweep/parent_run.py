@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
+from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import answer_run
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.recording.description import (
@@ -248,10 +251,15 @@ class ParentRun(CommandRun):
     def conclude(self, report: SweepReport, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
-        self.add_files(report.draw(self.files.path), self.files.plots.name)
-        compared, self.comparison = write_comparison(self.files.path, report.labelled)
+        tell = Display(sys.stdout).print_line
+        with guard_extra("note: the plots of the sweep", tell):
+            self.add_files(report.draw(self.files.path), self.files.plots.name)
+        compared: list[Path] = []
+        with guard_extra("note: the comparison of the best jobs", tell):
+            compared, self.comparison = write_comparison(self.files.path, report.labelled)
         if report.best_job is not None and report.best_job.are_folds:
             options = self.plan.evaluation if self.plan else EvaluationOptions()
-            compared += write_pooled(self.files.path, report.best_job, options)
+            with guard_extra("note: the report of all folds", tell):
+                compared += write_pooled(self.files.path, report.best_job, options)
         self.add_files(compared, self.files.evaluation.name)
         self.end(status, error)

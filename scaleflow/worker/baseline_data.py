@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import BOOSTING, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
+from scaleflow.interfaces import BOOSTING, FAILED_FIT, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: The most values of all features, times the classes if there are several: boosting grows a tree for each. This bounds
 #: the time, and no clock does: what a run records must not depend on the machine.
 MOST_VALUES = 50_000_000
+
+#: The baselines, as notes name them.
+FITTED_BASELINES = "boosting and the linear model, to compare with"
 
 #: The most rows that are read only for the baselines, if the split is read while training.
 MOST_STREAMED = 100_000
@@ -40,6 +43,8 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
         return
     if not (outputs.is_one_class or (outputs.kind == "regression" and outputs.shape == (1,))):
         return
+    if texts := [name for name, each in name_leaves(splits.inputs).items() if each.dtype == "string"]:
+        raise ValueError(f"the input {texts[0]} is text, and they take numbers")
     from scaleflow import dataset
     from scaleflow.evaluation.baseline_models import BaselineData
 
@@ -107,12 +112,15 @@ def report_baselines(
         emit(PhaseBegan("fitting boosting and a linear model, to compare with"))
     while files.baseline_data.exists():
         if should_stop():
-            emit(Note("boosting and the linear model, to compare with, were not fitted, because the run was stopped"))
+            emit(Note(f"{FITTED_BASELINES}, were not fitted, because the run was stopped"))
             return
         time.sleep(0.02)
     try:
         values = json.loads(files.baselines.read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return
+    if reason := values.pop(FAILED_FIT, None):
+        emit(Note(f"{FITTED_BASELINES}: missing, and the rest goes on ({reason})"))
         return
     if objective is not None and files.baseline_outputs.exists():
         values = {**measure_kept_outputs(files, objective), **values}

@@ -40,6 +40,7 @@ from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data import find_example_location, find_folds, tell_comparison
 from scaleflow.worker.earlier import open_source, take_whole
+from scaleflow.worker.failures import guard
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
 from scaleflow.worker.report_thread import ReportThread
@@ -109,7 +110,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         values = evaluate(feed)
     counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
-    report_confusion(evaluate, {"test": feed}, source.outputs, files=files, emit=emit)
+    with guard("the confusion matrix", emit):
+        report_confusion(evaluate, {"test": feed}, source.outputs, files=files, emit=emit)
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
         if predictions is not None:

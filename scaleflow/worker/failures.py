@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bdb
+import contextlib
 import re
 import traceback
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster.tasks import find_unreachable
 from scaleflow.errors import ScaleflowError, find_cause, read_reason
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported
+from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported, Note
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunSpec
 
@@ -94,6 +96,11 @@ def is_loss_of_peer(error: Exception) -> bool:
     import tensorflow as tf
 
     return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
+
+
+def guard(missing: str, emit: Emit) -> contextlib.AbstractContextManager[None]:
+    """Lets an extra of a run fail with a note, as `guard_extra` does, unless another process is lost."""
+    return guard_extra(missing, lambda text: emit(Note(text)), is_loss_of_peer)
 
 
 def format_failure(error: Exception, plan: Plan) -> str:

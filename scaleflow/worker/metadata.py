@@ -23,6 +23,7 @@ from scaleflow.interfaces.events import (
     Note,
     TagsSet,
 )
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder, RunSpec
@@ -172,17 +173,19 @@ def collect_metadata(
     read = {name: examples.read_cheap_targets() for name, examples in examples_of.items()}
     known = {name: each for name, each in read.items() if each is not None}
     baseline: Mapping[str, float] = {}
-    notes = []
+    notes: list[str] = []
     if len(known) < len(read):
         advice = "; use dataset.cache=memory to get one" if plan.dataset.shards == 1 else ""
         notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
-        baseline = training.baselines(outputs, targets, plan.objective, weights=weights, objective=objective)
+        with guard_extra("the baseline of a constant answer", notes.append):
+            baseline = training.baselines(outputs, targets, plan.objective, weights=weights, objective=objective)
     data = describe_data(plan, outputs, splits)
     notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
     lines: list[str] = []
-    model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
+    with guard_extra("the summary of the model", notes.append):  # the user's own layers describe themselves
+        model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
     return RunMetadata(data, "\n".join(lines), baseline, notes=notes)
 
 

@@ -25,6 +25,7 @@ from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.runs import EventReader, RunSpec
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
+from scaleflow.worker.failures import guard
 from scaleflow.worker.kept_predictions import KeptSplit, has_pixels, keep_predictions
 
 if TYPE_CHECKING:
@@ -400,16 +401,13 @@ def ask_model(
     options = setup.kept.options
     columns: list[dict[str, Any]] = []
     mattered: dict[int, Any] = {}
-    try:
+    with guard("what the model uses, in the report", emit):
         if list_permuted(setup.kept.reader.inputs) and options.importance:
             emit(PhaseBegan("measuring the importance of the columns"))
             columns = measure_columns(setup.engine, setup.kept, predictions)
         if options.name == "full":
             emit(PhaseBegan("looking for what mattered in the worst mistakes"))
             mattered = explain_mistakes(setup.engine, setup.kept, predictions)
-    except Exception as error:  # a model that cannot be asked again ends no run
-        traceback.print_exc()
-        emit(Note(f"evaluation: what the model uses cannot be measured ({read_reason(error)})"))
     return columns, mattered
 
 

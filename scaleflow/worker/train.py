@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.config.parse import flatten_config
-from scaleflow.errors import ConfigError, read_reason
+from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
 from scaleflow.interfaces.clock import CLOCK, measure_since
@@ -26,6 +26,7 @@ from scaleflow.interfaces.events import (
     RunRefused,
     TagsSet,
 )
+from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.trials import to_params
 from scaleflow.runs import DataCheckSpec, EvaluationSpec, RunSpec, RunState
@@ -37,11 +38,11 @@ from scaleflow.runs.state import make_length_tags
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.augmented_sheet import write_sheet
-from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
+from scaleflow.worker.baseline_data import FITTED_BASELINES, report_baselines, write_baseline_data
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.export import export_model, report_formats, try_formats
-from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
+from scaleflow.worker.failures import format_failure, guard, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import (
     explain_changed_data,
     explain_other_data,
@@ -91,7 +92,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
         session = begin_training(spec, setup, worker_sync, emit=emit, startup_timer=startup_timer)
-        write_baselines(spec, setup)
+        write_baselines(spec, setup, emit)
     except ConfigError as refusal:
         emit(RunRefused(str(refusal)))
         return False
@@ -363,22 +364,27 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     if spec.length and spec.records:  # params cannot change
         emit(TagsSet(make_length_tags(spec.length)))
     if is_first_report(spec, setup) and setup.facts.metadata is not None:
-        report_metadata(setup.facts.metadata, spec.files, emit)
-        write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
+        with guard("the description of the data and of the model", emit):
+            report_metadata(setup.facts.metadata, spec.files, emit)
+        with guard("the list of the data's files", emit):
+            write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
         if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
             emit(Note(f"rerun: the data is not that of the first run: {changes}"))
         report_augmented(spec, setup, emit)
 
 
-def write_baselines(spec: RunSpec, setup: TrainingSetup) -> None:
+def write_baselines(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     """Writes what baselines are fitted to, except for jobs of a sweep, which share their data.
 
-    Raises ConfigError if it reads a row that cannot be used.
+    Raises ConfigError if it reads a row that cannot be used: the training would meet it.
     """
-    if is_first_report(spec, setup) and spec.parent is None and not spec.plan.debug.fast:
-        most, objective = spec.plan.evaluation.baselines, spec.plan.objective
-        keeps = bool(objective.metrics) and objective.levels is None
-        write_baseline_data(setup.splits, setup.source.outputs, most, files=spec.files, keeps_outputs=keeps)
+    plan = spec.plan
+    if not is_first_report(spec, setup) or spec.parent is not None or plan.debug.fast or plan.evaluation.name == "none":
+        return
+    keeps = bool(plan.objective.metrics) and plan.objective.levels is None
+    outputs, most = setup.source.outputs, plan.evaluation.baselines
+    with guard_extra(FITTED_BASELINES, lambda text: emit(Note(text)), lambda error: isinstance(error, ConfigError)):
+        write_baseline_data(setup.splits, outputs, most, files=spec.files, keeps_outputs=keeps)
 
 
 def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
@@ -388,13 +394,10 @@ def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
 
 def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     """Logs some augmented examples, to look at. A fault there does not end the run."""
-    try:
+    with guard("the sheet of augmented examples", emit):
         words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
         for path in write_sheet(setup.feeds.train, setup.splits, words, folder=spec.files.plots):
             emit(ArtifactWritten(str(path), spec.files.plots.name))
-    except Exception as error:
-        traceback.print_exc()
-        emit(Note(f"dataset.augment: there is no sheet of augmented examples ({read_reason(error)})"))
 
 
 def train_and_export(
@@ -418,24 +421,29 @@ def train_and_export(
         worker_sync.leave()
         return
     setup = setup.take_answers(spec)
-    report = begin_report(spec, setup, result, worker_sync=worker_sync, emit=emit)
+    report = None
+    with guard("the kept predictions and the report of the test", emit):
+        report = begin_report(spec, setup, result, worker_sync=worker_sync, emit=emit)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
-        report_confusion(setup.engine, evaluated, setup.source.outputs, files=spec.files, emit=emit)
+        with guard("the confusion matrix", emit):
+            report_confusion(setup.engine, evaluated, setup.source.outputs, files=spec.files, emit=emit)
     weights = export_model(spec, setup)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:
         report_formats(spec, result.model_step, emit, should_stop=should_stop)
     if report is not None:
         emit(PhaseBegan("making the report"))
-        report.finish(result.model_step, result.test, report.prefix, emit=emit)
+        with guard("the report of the test", emit):
+            report.finish(result.model_step, result.test, report.prefix, emit=emit)
     if load_check is not None:
         load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:
-        report_baselines(spec.files, emit, should_stop, objective=setup.engine.objective)
+        with guard(FITTED_BASELINES, emit):
+            report_baselines(spec.files, emit, should_stop, objective=setup.engine.objective)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -3,6 +3,7 @@
 It also fits the baselines of the run while its workers train.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -12,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from scaleflow.cluster.tasks import find_unreachable
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, read_reason
+from scaleflow.interfaces import FAILED_FIT
 from scaleflow.interfaces.events import (
     ConfusionWritten,
     Event,
@@ -257,13 +259,16 @@ def begin_baselines(files: RunFolder) -> None:
 
 
 def fit_and_write(files: RunFolder) -> None:
-    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines."""
-    import numpy as np
+    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines.
 
-    from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
-
-    lower_priority()
+    Then the file of their metrics has the reason.
+    """
     try:
+        import numpy as np
+
+        from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
+
+        lower_priority()
         data, outputs = BaselineData.load(files.baseline_data), dict[str, Any]()
         values = fit_baselines(data, outputs)
         if data.keeps_outputs:
@@ -272,7 +277,9 @@ def fit_and_write(files: RunFolder) -> None:
         part = files.baselines.with_suffix(".part")
         part.write_text(json.dumps(values), encoding="utf-8")
         part.replace(files.baselines)
-    except (OSError, ValueError):  # the folder is gone, the disk is full, or scikit-learn cannot fit this table
-        pass
+    except Exception as error:  # such as a full disk, little memory, or a table that scikit-learn cannot fit
+        with contextlib.suppress(OSError):
+            reason = f"{type(error).__name__}: {read_reason(error)}"
+            files.baselines.write_text(json.dumps({FAILED_FIT: reason}), encoding="utf-8")
     finally:
         files.baseline_data.unlink(missing_ok=True)
