@@ -97,13 +97,65 @@ def test_unknown_words_of_a_file_are_named(isolated: Callable[..., Any], tmp_pat
     assert (found["text"], found["unknown"], found["unused"]) == ("the cat sat", ["bird"], [0])
 
 
+def encode_in_parts(path: str, parts: list[str]) -> tuple[str, str]:
+    """The text of the ids of a whole text, and of the ids of its parts."""
+    from scaleflow.dataset.reading.tokenizer import TokenizerFile
+
+    tokenizer = TokenizerFile(path)
+    ids = [int(token) for part in parts for token in tokenizer.encode(part.encode())]
+    return tokenizer.decode([int(token) for token in tokenizer.encode("".join(parts).encode())]), tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("form", ["bytes", "metaspace", "llama"])
+def test_blocks_of_a_corpus_have_no_space_before_them(isolated: Callable[..., Any], tmp_path: Path, form: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False))
+    if form == "bytes":
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        made.decoder = tokenizers.decoders.ByteLevel()
+    elif form == "metaspace":
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+        made.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
+    else:
+        made.normalizer = tokenizers.normalizers.Sequence(
+            [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+        )
+        made.decoder = tokenizers.decoders.Sequence(
+            [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Strip(" ", 1, 0)]
+        )
+    alphabet = [*"the catson,\n\u2581", *tokenizers.pre_tokenizers.ByteLevel.alphabet()]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    made.train_from_iterator(["t h e c a t"], trainer)
+    made.enable_truncation(3)
+    made.save(str(tmp_path / "my.json"))
+    parts = ["the cat", "\n", "sat on", " the cat"]
+    assert isolated(encode_in_parts, str(tmp_path / "my.json"), parts) == ("".join(parts), "".join(parts))
+
+
+def find_changes() -> list[Any]:
+    from types import SimpleNamespace
+
+    from scaleflow.dataset.reading.tokenizer import find_corpus_changes
+
+    plain = {"sequence_length": None, "add_bos": False, "compute_dtype": "int32"}
+    given = {"sequence_length": 24, "add_bos": True, "add_prefix_space": True, "compute_dtype": "string"}
+    return [find_corpus_changes(SimpleNamespace(**each)) for each in (plain, given)]
+
+
+def test_settings_of_a_preset_for_single_texts_are_changed(isolated: Callable[..., Any]) -> None:
+    plain, changed = isolated(find_changes)
+    assert plain == {}
+    assert changed == {"sequence_length": None, "add_bos": False, "add_prefix_space": False, "dtype": "int32"}
+
+
 def hub(folder: str) -> dict[str, Any]:
     import shutil
 
     import keras_hub
 
     vocabulary = {"<|endoftext|>": 0, "a": 1, "t": 2, "c": 3, "at": 4, "cat": 5, "Ġ": 6, "Ġcat": 7}
-    made = keras_hub.tokenizers.GPT2Tokenizer(vocabulary, ["a t", "c at", "Ġ cat"])
+    short: dict[str, Any] = {"sequence_length": 2, "add_prefix_space": True}  # both are for a single text
+    made = keras_hub.tokenizers.GPT2Tokenizer(vocabulary, ["a t", "c at", "Ġ cat"], **short)
     backbone = keras_hub.models.GPT2Backbone(8, 1, 1, 4, 8, max_sequence_length=8)
     backbone.save_to_preset(f"{folder}/preset")
     made.save_to_preset(f"{folder}/preset")

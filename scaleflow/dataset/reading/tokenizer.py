@@ -26,6 +26,10 @@ SPECIAL = 2
 #: What `dataset.tokenizer` may be.
 EXPECTED = "expected bytes, words, a .json file of the library tokenizers, or a preset of KerasHub"
 
+#: Settings of a preset of KerasHub that are for a single text, and their values for a corpus, which comes in blocks:
+#: nothing is cut off or filled up, and no token is added at the ends of a block.
+CORPUS_SETTINGS = {"sequence_length": None, "add_bos": False, "add_eos": False, "add_prefix_space": False}
+
 Ids = np.ndarray[Any, Any]
 
 
@@ -183,6 +187,7 @@ class TokenizerFile(FixedTokenizer):
         except OSError as error:
             raise ConfigError(f"dataset.tokenizer={path}: {error.strerror}") from error
         try:
+            content = drop_prefixes(content.decode()).encode()
             self._content = content.decode()
             self._tokenizer = tokenizers.Tokenizer.from_str(self._content)
         except Exception as error:  # the library raises nothing more specific
@@ -230,6 +235,8 @@ class HubTokenizer(FixedTokenizer):
                 self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
             else:
                 self._tokenizer = load_hub_tokenizer(files)
+            if changes := find_corpus_changes(self._tokenizer):
+                self._tokenizer = load_hub_tokenizer(self.describe(), changes)
         except Exception as error:  # of a download, of a file, or of what is in it
             reason = read_reason(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
@@ -289,8 +296,54 @@ def restore_tokenizer(name: str, described: Any) -> Tokenizer:
     raise ConfigError(f"the run did not record its tokenizer, {name}; runs of this version do")
 
 
-def load_hub_tokenizer(files: Mapping[str, str]) -> Any:
-    """Loads a tokenizer of KerasHub from the contents of its files. Raises ValueError if one is not in their folder."""
+def drop_prefixes(content: str) -> str:
+    """Returns a file of the library tokenizers without a space before each text.
+
+    A corpus comes in blocks, and with the separator of its documents, each of which would get such a space.
+    """
+    described = json.loads(content)
+    if not isinstance(described, dict):
+        return content
+    changed = {key: drop_prefix(described.get(key)) for key in ("normalizer", "pre_tokenizer")}
+    if all(described.get(key) == value for key, value in changed.items()):
+        return content
+    decoder = drop_prefix(described.get("decoder"))
+    return json.dumps({**described, **changed, "decoder": decoder}, ensure_ascii=False)
+
+
+def drop_prefix(part: Any) -> Any:
+    """Returns a part of a tokenizer without what adds or removes a space before a text; None if that is all."""
+    if not isinstance(part, dict) or part.get("type") == "Prepend":
+        return None
+    if part.get("type") == "Strip" and part.get("content") == " " and part.get("start"):
+        return None
+    changed = dict(part)
+    if part.get("add_prefix_space"):
+        changed["add_prefix_space"] = False
+    if "prepend_scheme" in part:
+        changed["prepend_scheme"] = "never"
+    for key in ("normalizers", "pretokenizers", "decoders"):
+        if key in part:
+            changed[key] = [each for each in map(drop_prefix, part[key]) if each is not None]
+    return changed
+
+
+def find_corpus_changes(tokenizer: Any) -> dict[str, Any]:
+    """Returns the settings of a tokenizer of KerasHub to change for a corpus."""
+    changes: dict[str, Any] = {}
+    for key, value in CORPUS_SETTINGS.items():
+        if getattr(tokenizer, key, None) not in (None, False, value):
+            changes[key] = value
+    if "int" not in str(getattr(tokenizer, "compute_dtype", "int32")):  # of strings, it returns the pieces of text
+        changes["dtype"] = "int32"
+    return changes
+
+
+def load_hub_tokenizer(files: Mapping[str, str], changes: Mapping[str, Any] | None = None) -> Any:
+    """Loads a tokenizer of KerasHub from the contents of its files, with changed settings.
+
+    Raises ValueError if a file is not in their folder.
+    """
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -300,7 +353,9 @@ def load_hub_tokenizer(files: Mapping[str, str]) -> Any:
                 raise ValueError(f"{path} is outside of its folder")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(base64.b64decode(content))
-        tokenizer = keras.saving.deserialize_keras_object(json.loads(Path(folder, "tokenizer.json").read_text()))
+        described = json.loads(Path(folder, "tokenizer.json").read_text())
+        described["config"].update(changes or {})
+        tokenizer = keras.saving.deserialize_keras_object(described)
         tokenizer.load_preset_assets(folder)
     return tokenizer
 
