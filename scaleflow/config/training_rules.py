@@ -200,6 +200,14 @@ TRAINING_RULES: Sequence[Rule] = (
         instead="use training.steps_per_loop=1, or training.engine=loop",
     ),
     Rule(
+        ("dataset.augment.rotation",),
+        lambda p: p.dataset.augment is not None and 0 < p.dataset.augment.rotation < 1,
+        "it is in degrees, so images hardly turn; Keras's RandomRotation takes parts of a full turn, of which 0.1 are "
+        "36 degrees",
+        instead="use for example dataset.augment.rotation=15",
+        verdict="warning",
+    ),
+    Rule(
         ("profiler", "strategy"),
         lambda p: p.profiler.name == "trace" and p.strategy.name == "tpu",
         "this has not been tried on a TPU, and the trace of a TPU on the network contains only the host's part",
