@@ -49,7 +49,7 @@ from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, f
 from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.policies import PREDICT
 from scaleflow.dataset.reading.files import identify_in_store
-from scaleflow.errors import ConfigError, read_reason
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.files.cache import identify_file
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan, Tracking, name_leaves
@@ -90,6 +90,9 @@ SHARD_ROWS = 1_000_000
 
 #: Without a terminal, seconds between two lines about the progress.
 LINE_SECONDS = 5.0
+
+#: Bytes of what native libraries wrote that are shown with an unexpected error.
+SHOWN_BYTES = 4000
 
 #: The note for a model without a record of what its run learned.
 NO_RECORD = (
@@ -214,7 +217,8 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
             began, skipped = time.monotonic(), output.count_rows(first)
             with show_progress(display, task.source.rows) as advance:
                 write = partial(write_predictions, task, model, output, first=first, report=report)
-                rows, bad = write(advance=advance, check_stop=stop.check)
+                with divert_native_errors():
+                    rows, bad = write(advance=advance, check_stop=stop.check)
             seconds = time.monotonic() - began
     new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
@@ -364,6 +368,40 @@ def hide_errors() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(shown, 2)
         os.close(shown)
+
+
+@contextlib.contextmanager
+def divert_native_errors() -> Iterator[None]:
+    """Keeps native libraries from writing to standard error, such as libjpeg with its warnings about pictures.
+
+    Python's own standard error stays as it is. If an unexpected error ends the block, the end of the text is shown.
+    """
+    stream, is_own = sys.stderr, writes_to_terminal(sys.stderr)
+    stream.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as log, os.fdopen(shown, "w", buffering=1) as terminal:
+        os.dup2(log.fileno(), 2)
+        sys.stderr = terminal if is_own else stream
+        try:
+            yield
+        except (RunError, ConfigError):  # they say what is wrong
+            raise
+        except Exception:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            terminal.write(log.read().decode(errors="replace"))
+            raise
+        finally:
+            terminal.flush()
+            os.dup2(shown, 2)
+            sys.stderr = stream
+
+
+def writes_to_terminal(stream: Any) -> bool:
+    """Returns whether a stream of Python writes to the standard error of the process. A notebook replaces it."""
+    try:
+        return bool(stream.fileno() == 2)
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> tuple[PromptModel, str, list[Note]]:

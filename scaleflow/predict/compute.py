@@ -191,7 +191,7 @@ def convert_to_inputs(
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
     for name, parts in found.items():
         for part in parts:
-            units = count_other_units(rows.table[part.name], form.describe_cells(part.name), is_good)
+            units = count_other_units(rows.table, part.name, form.describe_cells(part.name), is_good=is_good)
             report.add_units(part.name, units)
             missing = int((part.is_missing & is_good).sum()) - units.total()
             report.add_missing(part.name, missing, form.filled.get(name))
@@ -202,10 +202,11 @@ def convert_to_inputs(
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
 
-def count_other_units(column: Any, form: CellForm, is_good: Array) -> Counter[str]:
-    """Counts the numbers of good rows whose unit training did not have, by their unit."""
-    if not form.has_unit:
+def count_other_units(table: Any, name: str, form: CellForm, is_good: Array) -> Counter[str]:
+    """Counts the numbers of a column, in good rows, whose unit training did not have, by their unit."""
+    if not form.has_unit:  # such as pictures, which have no column of this name
         return Counter()
+    column = table[name]
     return form.count_other_units(column if is_good.all() else column.filter(pyarrow.array(is_good)))
 
 

@@ -159,6 +159,57 @@ def test_numbers_in_another_currency_are_counted_as_unknown(isolated: Callable[.
     assert said == [f"x: 2 numbers have units that {units}"]
 
 
+def read_picture() -> Any:
+    """The input of a model that takes pictures, whose columns have no name that the model knows."""
+    import tensorflow as tf
+
+    from scaleflow.interfaces import Inputs, LearnedState, Outputs
+    from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.compute import convert_to_inputs
+    from scaleflow.predict.reading import InputForm, RowBatch
+
+    state = LearnedState(Inputs((2, 2, 1), "uint8"), Outputs("regression", (1,)), {}, pictures=("",))
+    rows = RowBatch(0, pyarrow.table({"picture": pyarrow.array([b"one", b"two"])}))
+    specs = {"": tf.TensorSpec([None, 2, 2, 1], "uint8")}
+    form, report = InputForm(state, {"": ["picture"]}), RowReport("raise", str, state)
+    arrays, _ = convert_to_inputs(
+        specs, form, rows, report, decode=lambda given: tf.ones([len(given), 2, 2, 1], "uint8")
+    )
+    return arrays[""]
+
+
+def test_pictures_are_converted(isolated: Callable[..., Any]) -> None:
+    np.testing.assert_array_equal(isolated(read_picture), np.ones((2, 2, 2, 1)))
+
+
+def write_natively(path: Path) -> None:
+    """Writes to standard error as libjpeg and as Python do, while native errors are diverted and afterwards."""
+    import contextlib
+    import os
+    import sys
+
+    from scaleflow.errors import RunError
+    from scaleflow.predict.command import divert_native_errors
+
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    with divert_native_errors():
+        os.write(2, b"Corrupt JPEG data\n")
+        print("a warning of Python", file=sys.stderr)
+    os.write(2, b"later\n")
+    for error in (RunError("a bad row"), KeyError("unexpected")):
+        with contextlib.suppress(RunError, KeyError), divert_native_errors():
+            os.write(2, f"before {type(error).__name__}\n".encode())
+            raise error
+
+
+def test_what_libjpeg_writes_is_not_shown(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    isolated(write_natively, tmp_path / "errors")
+    shown = "a warning of Python\nlater\nbefore KeyError\n"
+    assert (tmp_path / "errors").read_text() == shown
+
+
 def test_an_own_dataset_may_describe_its_reading_with_the_words_of_a_table() -> None:
     from scaleflow.serving.cells import read_forms
 
