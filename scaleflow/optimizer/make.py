@@ -158,7 +158,8 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
     """Makes an optimizer keep an average of each variable. Call it before `build`.
 
     After the first update the average is the weights, later momentum x average + (1 - momentum) x weights, as with
-    Keras's `use_ema`. Keras's own update does not work on several replicas.
+    Keras's `use_ema`. Keras's own update does not work on several replicas, and it averages weights before their
+    constraints. Here the weights are averaged as their constraints leave them.
 
     Args:
         optimizer: not built yet, and not wrapped for loss scaling.
@@ -169,7 +170,12 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
     def update_averages(_: object, variables: Sequence[Any]) -> None:
         averages = private.list_averages(optimizer)
         pairs = [(v, averages[find_index(optimizer, v)]) for v in variables]
-        values = [tuple(to_tf_variable(v) for v in pair) for pair in pairs if pair[1] is not None]
+        constraints = [each.constraint for each in list_own_weights(optimizer)]
+        values = [
+            (to_tf_variable(v), to_tf_variable(average), constraints[find_index(optimizer, v)])
+            for v, average in pairs
+            if average is not None
+        ]
         is_first = tf.equal(optimizer.iterations.value, 0)  # it is counted after the averages are updated
         share = tf.where(is_first, 1.0, 1.0 - momentum)
         private.merge_call(optimizer, move_averages, values, share)
@@ -178,15 +184,23 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
     optimizer.finalize_variable_values = keep_values
 
 
-def move_averages(distribution: tf.distribute.Strategy, pairs: Sequence[tuple[Any, Any]], share: Any) -> None:
-    """Moves each average towards its variable, on the devices that hold them."""
-    for variable, average in pairs:
-        distribution.extended.update(average, move_average, args=(variable, share), group=False)
+def move_averages(distribution: tf.distribute.Strategy, values: Sequence[tuple[Any, Any, Any]], share: Any) -> None:
+    """Moves each average towards its variable, on the devices that hold them.
+
+    Args:
+        values: (variable, its average, its constraint or None).
+        share: the weight of the variable in the new average.
+    """
+    for variable, average, constraint in values:
+        move = functools.partial(move_average, constraint=constraint)
+        distribution.extended.update(average, move, args=(variable, share), group=False)
 
 
-def move_average(average: tf.Variable, variable: tf.Variable, share: tf.Tensor) -> None:
+def move_average(average: tf.Variable, variable: tf.Variable, share: tf.Tensor, constraint: Any = None) -> None:
+    """Moves an average. Keras applies the constraint to the variable later in the same update."""
     share = tf.cast(share, average.dtype)
-    average.assign((1 - share) * average + share * variable)
+    value = variable if constraint is None else constraint(tf.convert_to_tensor(variable))
+    average.assign((1 - share) * average + share * tf.cast(value, average.dtype))
 
 
 def keep_values(variables: Sequence[Any]) -> None:

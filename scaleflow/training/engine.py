@@ -205,8 +205,8 @@ class Engine(ABC):
         Training cannot continue after it.
         """
         self.end_freeze_phase()
-        for variable, average in self._averages:
-            variable.assign(average.read_value())
+        for each in self._averages:
+            each.variable.assign(each.read_value())
         return self.gather_model()
 
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
@@ -224,20 +224,20 @@ class Engine(ABC):
         self._reset_averages()
 
     def _reset_averages(self) -> None:
-        for variable, average in self._averages:
-            average.assign(variable.read_value())
+        for each in self._averages:
+            each.average.assign(each.variable.read_value())
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:
         """Gives the model the averaged weights within the context."""
-        weights = [variable.read_value() for variable, _ in self._averages]
-        for variable, average in self._averages:
-            variable.assign(average.read_value())
+        weights = [each.variable.read_value() for each in self._averages]
+        for each in self._averages:
+            each.variable.assign(each.read_value())
         try:
             yield
         finally:
-            for (variable, _), value in zip(self._averages, weights, strict=True):
-                variable.assign(value)
+            for each, value in zip(self._averages, weights, strict=True):
+                each.variable.assign(value)
 
     def count_updates(self, done: int) -> int:
         """Returns the number of optimizer updates after `done` steps."""

@@ -68,7 +68,7 @@ class ParameterServerLoop(Loop):
 
     def finish_model(self) -> keras.Model:
         """As `gather_model`, with the averaged weights if there are any. Training can continue after it."""
-        return self._gather({id(variable): average for variable, average in self._averages})
+        return self._gather({id(each.variable): each.average for each in self._averages})
 
     def _gather(self, replacements: Mapping[int, Any]) -> keras.Model:
         """Copies weights from the servers. `replacements` has other variables to copy, by id(variable)."""

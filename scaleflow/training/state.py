@@ -7,6 +7,7 @@ array, so that a state saved under one strategy can be restored under another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -33,6 +34,20 @@ def list_variables(variable: Any) -> list[Any]:
     return list(getattr(value, "variables", None) or [value])
 
 
+@dataclass(frozen=True)
+class WeightAverage:
+    """The moving average of a variable (`optimizer.ema`)."""
+
+    variable: Any  # TensorFlow's
+    average: Any  # TensorFlow's
+    constraint: Any = None  # Keras's constraint of the variable; None if it has none
+
+    def read_value(self) -> Any:
+        """Returns the average with the constraint applied: an average of valid weights can be invalid."""
+        value = self.average.read_value()
+        return value if self.constraint is None else tf.cast(self.constraint(value), value.dtype)
+
+
 class Slots:
     """Builds an optimizer, and records which of the model's variables each of its slots belongs to.
 
@@ -46,6 +61,7 @@ class Slots:
         self._places = {
             id(part): index for index, v in enumerate(model.trainable_variables) for part in list_variables(v)
         }
+        self._constraints = {id(part): v.constraint for v in model.trainable_variables for part in list_variables(v)}
         self._made: list[tuple[Any, str, Any]] = []
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         make = inner.add_variable_from_reference
@@ -70,11 +86,15 @@ class Slots:
         others = [v for v in list_optimizer_variables(self._optimizer) if id(to_tf_variable(v)) not in slot_ids]
         return named | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
 
-    def list_averages(self) -> list[tuple[Any, Any]]:
-        """Lists (variable, its average) for each variable that the optimizer averages, as TensorFlow variables."""
+    def list_averages(self) -> list[WeightAverage]:
+        """Lists the averages of the variables that the optimizer averages."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         ids = {id(average) for average in list_averages(inner)}
-        return [(reference, to_tf_variable(slot)) for reference, _, slot in self._made if id(slot) in ids]
+        return [
+            WeightAverage(reference, to_tf_variable(slot), self._constraints.get(id(reference)))
+            for reference, _, slot in self._made
+            if id(slot) in ids
+        ]
 
 
 def list_optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -151,3 +151,35 @@ def test_a_whole_run_evaluates_and_exports_the_averages_of_one_device(
         assert far(found, wanted) < 1e-4
         for name in ("train/loss", "val/loss", "test/loss"):
             assert found_values[name] == pytest.approx(values[0][name], abs=1e-5)
+
+
+def build_constrained(inputs: Any, outputs: Any) -> Any:
+    import keras
+
+    raw = keras.Input(inputs.shape)
+    hidden = keras.layers.Dense(6, kernel_constraint="non_neg", use_bias=False)(keras.layers.Flatten()(raw))
+    unit = keras.layers.Dense(6, kernel_constraint="unit_norm", use_bias=False)(hidden)
+    top = keras.layers.Dense(*outputs.shape, kernel_constraint=keras.constraints.MaxNorm(0.1), use_bias=False)
+    return keras.Model(raw, top(unit))
+
+
+def test_averaged_weights_meet_their_constraints(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    words = [word for word in BASE if not word.startswith("model.")]
+    left_out = ("~model.units", "~model.dropout", "~model.batch_norm")
+    target = "model._target_=tests.optimizer.test_fine_tuning.build_constrained"
+    made = plan(*words, ONE, EMA, "optimizer=sgd", "optimizer.learning_rate=0.3", target, *left_out)
+    _, history, averages, _ = isolated(follow_averages, made)
+    mean = history[0]
+    for weights in history[1:]:
+        mean = 0.8 * mean + 0.2 * weights
+    first, unit, top = averages
+    expected = [part.reshape(w.shape) for part, w in zip(np.split(mean, split_points(averages)), averages, strict=True)]
+    np.testing.assert_allclose(first, np.maximum(expected[0], 0), atol=1e-6)
+    np.testing.assert_allclose(unit, expected[1] / np.linalg.norm(expected[1], axis=0), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=0), 1, atol=1e-5)
+    assert first.min() >= 0
+    assert np.linalg.norm(top, axis=0).max() <= 0.1 + 1e-6
+
+
+def split_points(arrays: list[np.ndarray[Any, Any]]) -> list[int]:
+    return [int(each) for each in np.cumsum([each.size for each in arrays])[:-1]]
