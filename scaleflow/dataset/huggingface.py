@@ -30,6 +30,10 @@ ROWS = 256
 Array = np.ndarray[Any, Any]
 
 
+#: The rows of a target of floats that are looked at first.
+SAMPLED_ROWS = 1000
+
+
 @dataclass(frozen=True)
 class ColumnForm:
     """How the values of a column become an input."""
@@ -250,6 +254,8 @@ class HuggingFace:
 
         shape, dtype = ((), "class") if isinstance(feature, datasets.ClassLabel) else shape_of(feature)
         is_class = not shape and dtype is not None and not dtype.startswith(("float", "double"))
+        if kind == "auto" and known is None and dtype is not None and dtype.startswith(("float", "double")):
+            is_class = self._has_two_floats(name, shape)
         if known is not None and kind in ("auto", known.kind):
             kind = "regression" if known.kind == "regression" else "auto"
             is_class = is_class or (known.is_one_class and not shape and dtype is not None)
@@ -273,6 +279,29 @@ class HuggingFace:
         if kind == "binary" and len(names) != 2:
             raise ConfigError(f"dataset.kind=binary: {name} has {len(names)} classes, expected 2")
         return describe_outputs(kind, len(names), names), numbers
+
+    def _has_two_floats(self, name: str, shape: Any) -> bool:
+        """Returns whether all floats of a target are 0 and 1, or -1 and 1, so that they are two classes.
+
+        Raises ConfigError if they mark classes in rows: nobody can tell whether they are classes or amounts.
+        """
+        import numpy as np
+
+        if self._streams:
+            return False
+        train = self._splits["train"]
+        sample = np.asarray(train[: min(len(train), SAMPLED_ROWS)][name], dtype=float)
+        pair = next((each for each in ((0.0, 1.0), (-1.0, 1.0)) if np.isin(sample, each).all()), None)
+        if pair is None:
+            return False
+        if shape:
+            raise ConfigError(
+                f"dataset.target={name}: its rows have only {pair[0]:g} and {pair[1]:g}; store the number of the "
+                "class, or set dataset.kind=regression if they are amounts"
+            )
+        return all(set(rows.unique(name)) <= set(pair) for rows in self._splits.values()) and (
+            len(train.unique(name)) == len(pair)
+        )
 
     def _check_values(self, name: str, numbers: Mapping[Any, int]) -> None:
         for split, rows in self._splits.items():

@@ -24,6 +24,9 @@ ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validat
 #: `kind: auto` rejects integers from here on: they are probably not classes.
 MOST_CLASSES = 10_000
 
+#: Floats that are looked at first: most targets that are amounts differ from 0 and 1 there.
+SAMPLED_VALUES = 1000
+
 Array = np.ndarray[Any, Any]
 
 
@@ -293,6 +296,15 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
     return Inputs(shape, "float32" if dtype.kind in "fb" and not is_exact else dtype.name)
 
 
+def find_few_values(arrays: Sequence[Array]) -> set[int]:
+    """Returns the values of arrays of floats if they are 0 and 1, or -1 and 1; otherwise an empty set."""
+    for pair in ((0, 1), (-1, 1)):
+        if all(np.isin(np.ravel(y)[:SAMPLED_VALUES], pair).all() and np.isin(y, pair).all() for y in arrays):
+            found = {value for value in pair if any((y == value).any() for y in arrays)}
+            return found if len(found) == 2 else set()
+    return set()
+
+
 def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
     """Returns the kind of the targets; `auto` derives it from the targets of all splits."""
     if kind != "auto":
@@ -300,13 +312,20 @@ def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
     arrays = list(targets.values())
     is_row = any(y.ndim > 1 and y.shape[1:] != (1,) for y in arrays)
     if any(y.dtype.kind == "f" for y in arrays):
-        return "regression"
+        values = find_few_values(arrays)
+        if values == {-1, 1}:
+            raise ConfigError(
+                "dataset.kind=auto: all targets are -1 or 1; if they are two classes, store them as 0 and 1; if they "
+                "are amounts, set dataset.kind=regression"
+            )
+        if values != {0, 1}:
+            return "regression"
     low, high = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
     if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
                 "dataset.kind=auto: each row of the targets has a single 1; use dataset.kind=classification if it "
-                "marks the class, or dataset.kind=multi_label"
+                "marks the class, dataset.kind=multi_label for labels, or dataset.kind=regression for amounts"
             )
         return "multi_label"
     if is_row or low < 0 or high >= MOST_CLASSES:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.errors import ConfigError
 from tests.conftest import Command
 from tests.dataset.files import examples, refused
 
@@ -184,3 +185,31 @@ def test_a_model_trains_on_texts(command: Command, tmp_path: Path) -> None:
         "tracking=none",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+
+
+def read_floats(folder: str) -> Any:
+    import datasets
+
+    from scaleflow.dataset.huggingface import HuggingFace
+
+    columns = {"halves": [0.0, 0.5], "marks": [0.0, 1.0], "signs": [-1.0, 1.0], "row": [[0.0, 1.0], [1.0, 0.0]]}
+    rows = {name: values * 20 for name, values in columns.items()}
+    made = datasets.Dataset.from_dict({"x": [float(each) for each in range(40)], **rows})
+    made.cast_column("row", datasets.Sequence(datasets.Value("float32"), 2)).save_to_disk(folder)
+    found = {}
+    for name in columns:
+        try:
+            source = HuggingFace(data_dir=folder, input="x", target=name)
+            targets = {float(np.ravel(each)[0]) for each in examples(source, "train")[1]}
+            found[name] = source.outputs.kind, sorted(targets)
+        except ConfigError as refusal:
+            found[name] = str(refusal)
+    return found
+
+
+def test_floats_that_mark_classes_are_not_read_as_amounts(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(read_floats, str(tmp_path / "rows"))
+    assert found["halves"] == ("regression", [0.0, 0.5])
+    assert found["marks"] == ("binary", [0.0, 1.0])
+    assert found["signs"] == ("binary", [0.0, 1.0])
+    assert "its rows have only 0 and 1; store the number of the class" in found["row"]

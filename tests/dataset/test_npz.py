@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.errors import ConfigError
 from tests.dataset.files import holds, refused, write
 
 IMAGES = np.arange(10 * 4, dtype=np.uint8).reshape(10, 2, 2)
@@ -200,3 +201,28 @@ def test_arrays_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_pa
             ["targets 'y' are NaN or infinite in 2 of 10 rows, the first of which is row 8 (from 0)"],
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind"),
+    [
+        ([0.0, 1.0, 1.0], "binary"),
+        ([[0.0], [1.0], [1.0]], "binary"),
+        ([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], "multi_label"),
+        ([0.0, 1.0, 0.5], "regression"),
+        ([0.0, 0.0, 0.0], "regression"),
+        ([0.0, 1.0, float("nan")], "regression"),
+        ([-1.0, 1.0, 1.0], "all targets are -1 or 1"),
+        ([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], "dataset.kind=regression for amounts"),
+    ],
+)
+def test_floats_that_mark_classes_are_not_read_as_amounts(targets: Any, kind: str) -> None:
+    from scaleflow.dataset.npz import resolve_kind
+
+    arrays = {"train": np.array(targets, "float32"), "test": np.array(targets, "float64")}
+    if " " not in kind:
+        assert resolve_kind("auto", arrays) == kind
+        return
+    with pytest.raises(ConfigError, match=kind):
+        resolve_kind("auto", arrays)
+    assert resolve_kind("regression", arrays) == "regression"
