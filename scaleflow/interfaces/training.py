@@ -132,6 +132,21 @@ class FreezePhase:
     trainable: Sequence[tuple[Any, bool]]  # (part, whether it trains) for each layer and variable of the model
 
 
+class ScoreCollector(Protocol):
+    """Collects the scores of an evaluation. Batches may come in any order."""
+
+    def add(
+        self, scores: np.ndarray[Any, Any], is_positive: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]
+    ) -> None:
+        """Adds rows [m, columns], as `Measure.scores` returns them."""
+
+    def to_bytes(self) -> bytes:
+        """Returns what was collected, for `merge` in another process."""
+
+    def merge(self, content: bytes) -> None:
+        """Adds what a collector in another process has collected."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """Reported values that are computed from sums over examples: a mean, or the result of a Keras metric.
@@ -142,12 +157,19 @@ class Measure:
             example of weight 0 counts nowhere.
         finish: (the sums of all batches [size] float64, the sum of all weights) -> a value for each name.
         size: the number of sums. Several sums are added in float64.
+        scores: (targets, outputs, weights [b] float32) -> scores float64, whether they are positives, and weights, each
+            [m, columns]. Traced. Evaluations collect them in place of the sums, if they can. None: there are only sums.
+        make_collector: with `scores`: makes an object that collects them.
+        finish_scores: with `scores`: (a collector with those of all batches) -> a value for each name.
     """
 
     names: tuple[str, ...]
     sums: Callable[[Any, Any, tf.Tensor], tf.Tensor]
     finish: Callable[[np.ndarray[Any, Any], float], Sequence[float]]
     size: int = 1
+    scores: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, ...]] | None = None
+    make_collector: Callable[[], ScoreCollector] | None = None
+    finish_scores: Callable[[Any], Sequence[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +207,7 @@ class Objective:
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()
     classes: int | None = None
-    decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
+    decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, ...]] | None = None
 
 
 class OutputKeeper(Protocol):

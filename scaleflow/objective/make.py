@@ -539,6 +539,11 @@ def change_measures(measures: Sequence[Measure], change: Callable[[Any, Any], tu
     """Returns measures that get changed targets and outputs."""
 
     def change_one(measure: Measure) -> Measure:
-        return replace(measure, sums=lambda targets, outputs, weights: measure.sums(*change(targets, outputs), weights))
+        scores = measure.scores
+        return replace(
+            measure,
+            sums=lambda targets, outputs, weights: measure.sums(*change(targets, outputs), weights),
+            scores=scores and (lambda targets, outputs, weights: scores(*change(targets, outputs), weights)),
+        )
 
     return [change_one(each) for each in measures]

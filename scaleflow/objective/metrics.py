@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -37,8 +38,24 @@ from scaleflow.objective.losses import (
     to_integers,
     to_probabilities,
 )
+from scaleflow.objective.ranking import find_exact_form
+from scaleflow.objective.score_tables import ScoreCollector
 
 Array = np.ndarray[Any, Any]
+
+#: Metrics in which a label or value with target 0 and output 0 changes nothing. So those without a target become that.
+ZEROED = plain_names(
+    *("F1Score", "FBetaScore", "Precision", "Recall", "TruePositives", "FalsePositives", "FalseNegatives"),
+    *("CosineSimilarity", "KLDivergence"),
+)
+
+#: Metrics whose value is that of all labels or values as if each was an example. Those without a target are left out.
+FLATTENED = plain_names(
+    *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "LogCoshError"),
+    *("MeanSquaredLogarithmicError", "Poisson", "BinaryAccuracy", "BinaryCrossentropy", "Hinge", "SquaredHinge"),
+    *("TrueNegatives", "AUC", "SensitivityAtSpecificity", "SpecificityAtSensitivity", "PrecisionAtRecall"),
+    *("RecallAtPrecision",),
+)
 
 #: Those that compare the values of one example with each other.
 WITHIN_EXAMPLES = plain_names("CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
@@ -86,6 +103,12 @@ def make_measure(
         raise
     except Exception as error:  # a user's class may raise anything
         form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
+        if choose_missing_form(described, metric, keras_name) == "weighted":
+            raise ConfigError(
+                f"{start}cannot leave single targets out, and those with the value {described.ignore} do not count "
+                "(Outputs.ignore): it would need a weight for each label or value of an example; leave it out, or use "
+                "a metric such as " + ("mse" if described.kind == "regression" else "f1")
+            ) from error
         raise ConfigError(f"{start}fails on {form}: {read_reason(error)}") from error
     name = choose_name(target, metric, start)
     names = name_results(described, start, name, results=state.results)
@@ -94,7 +117,25 @@ def make_measure(
     def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return state.add_up(*rows(targets, outputs, weights))
 
-    return Measure(names, sums, state.finish, size=state.size), modes
+    measure = Measure(names, sums, state.finish, size=state.size)
+    return add_exact_form(measure, metric, target, rows), modes
+
+
+def add_exact_form(measure: Measure, metric: Any, target: Target, rows: MetricRows) -> Measure:
+    """Returns the measure with the scores from which evaluations compute it exactly, if it has such a form."""
+    exact = find_exact_form(metric, target)
+    if exact is None:
+        return measure
+    finish_tables, is_by_column = exact
+    chosen = getattr(metric, "class_id", None)
+
+    def scores(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return rows.rank(targets, outputs, weights, is_by_column, chosen)
+
+    def finish_scores(collector: ScoreCollector) -> Sequence[float]:
+        return finish_tables(collector.to_tables())
+
+    return replace(measure, scores=scores, make_collector=ScoreCollector, finish_scores=finish_scores)
 
 
 # The form of the targets and outputs ---------------------------------------------------------
@@ -116,6 +157,9 @@ class MetricRows:
     ) -> None:
         self.columns = described.shape[-1] if described.shape else 1
         self._described = described
+        self._form = choose_missing_form(described, metric, keras_name)
+        if self._form == "flattened":
+            self.columns = 1
         self._takes_logits = from_logits or keras_name in HINGES
         self._takes_integers = getattr(metric, "sparse_y_true", keras_name is None or keras_name in INTEGER_METRICS)
         self._takes_decisions = getattr(metric, "sparse_y_pred", keras_name == "accuracy")
@@ -137,22 +181,61 @@ class MetricRows:
         weights = spread_weights(weights, targets)
         if counted is not None:
             weights *= counted
+        outputs = tf.reshape(outputs, [-1, self.columns])
         if described.kind != "classification":
             targets, weights = (tf.reshape(each, [-1, self.columns]) for each in (targets, weights))
+            if self._form == "zeroed" and counted is not None:
+                has_target = tf.reshape(counted, [-1, self.columns]) > 0
+                weights = tf.reduce_max(weights, axis=1)  # 0 if no label or value of the example has a target
+                return self._to_form(targets, outputs, weights, has_target)
             if counted is None or self.columns == 1:
                 weights = weights[:, 0]
-        return self._to_form(targets, tf.reshape(outputs, [-1, self.columns]), weights)
+        return self._to_form(targets, outputs, weights)
+
+    def rank(
+        self, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor, is_by_column: bool, chosen: int | None
+    ) -> tuple[tf.Tensor, ...]:
+        """Implements `Measure.scores`.
+
+        Scores are logits. Those of several classes are probabilities in float64, unless the metric takes logits.
+
+        Args:
+            is_by_column: whether each class or label has a column of its own.
+            chosen: the class or label that alone counts; None: all.
+        """
+        described = self._described
+        columns = described.shape[-1] if described.shape else 1
+        counted = find_counted(described, targets)
+        valid = replace_ignored(targets, counted)
+        scores = tf.cast(tf.reshape(outputs, [-1, columns]), tf.float64)
+        weights = spread_weights(weights, valid)
+        if counted is not None:
+            weights *= counted
+        if described.kind == "classification":
+            scores = scores if self._takes_logits else tf.nn.softmax(scores)
+            classes = tf.reshape(to_integers(valid, outputs), [-1])
+            positive = tf.one_hot(classes, columns, dtype=tf.float32)
+            weights = tf.repeat(tf.reshape(weights, [-1, 1]), columns, axis=1)
+        else:
+            positive = tf.reshape(tf.cast(tf.cast(valid, tf.float32) > 0.5, tf.float32), [-1, columns])
+            weights = tf.reshape(weights, [-1, columns])
+        found = scores, positive, weights
+        if chosen is not None:
+            return tuple(each[:, chosen : chosen + 1] for each in found)
+        return found if is_by_column else tuple(tf.reshape(each, [-1, 1]) for each in found)
 
     def draw(self, count: int) -> tuple[tf.Tensor, ...]:
         """Draws random rows, in the form that the metric takes."""
-        weights = tf.ones([count])
-        if self._described.ignore is not None and self._described.kind != "classification" and self.columns > 1:
-            weights = tf.ones([count, self.columns])
+        weights = tf.ones([count, self.columns] if self._form == "weighted" else [count])
         return self._to_form(*draw_batch(self._described, (self.columns,), count), weights)
 
-    def _to_form(self, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _to_form(
+        self, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor, has_target: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, ...]:
         kind = self._described.kind
         predicted = outputs if self._takes_logits else to_probabilities(self._described, outputs)
+        if has_target is not None:
+            predicted = tf.where(has_target, predicted, tf.zeros_like(predicted))
         if self._takes_decisions and kind != "regression":
             is_class = kind == "classification"
             predicted = (
@@ -172,6 +255,21 @@ class MetricRows:
             if self._takes_decisions:
                 targets = tf.cast(targets[:, 0], tf.int32)
         return targets, predicted, tf.cast(weights, self._weights_dtype)
+
+
+def choose_missing_form(described: Outputs, metric: Any, keras_name: str | None) -> str:
+    """Returns how a metric of several labels or values leaves those without a target out; empty if all have one.
+
+    Returns:
+        `zeroed`: target and output become 0; `flattened`: each label or value becomes an example; `weighted`: each of
+        them has a weight of its own, [n, columns].
+    """
+    if described.ignore is None or described.kind == "classification" or described.shape[-1:] in ((), (1,)):
+        return ""
+    if keras_name in ZEROED:
+        return "zeroed"
+    has_columns = getattr(metric, "multi_label", False) or getattr(metric, "class_id", None) is not None
+    return "flattened" if keras_name in FLATTENED and not has_columns else "weighted"
 
 
 # The state of a metric -----------------------------------------------------------------------

@@ -232,7 +232,8 @@ def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: A
     count, values = len(leaves[0]), sum(each.size for each in leaves)
     if not count or values > MOST_VALUES:
         return {}
-    sums = MetricSums(objective, evaluates=True)
+    sums = MetricSums(objective, evaluates=True, takes_scores=True)
+    collectors = sums.make_collectors()
     total, step = np.zeros(sums.size), max(1, VALUES_AT_ONCE * count // max(values, 1))
     each_weight = np.ones(count) if weights is None else weights
     for first in range(0, count, step):
@@ -240,5 +241,9 @@ def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: A
         examples, found, weight = tf.nest.map_structure(
             lambda array, part=part: tf.constant(array[part]), (targets, outputs, each_weight.astype(np.float32))
         )
-        total += sums.compute(examples, found, None, mask=tf.ones_like(weight), weights=weight).numpy()
-    return dict(sums.means(total, count))
+        answers = sums.take_answers(examples, found)
+        mask = tf.ones_like(weight)
+        total += sums.compute(examples, found, None, mask=mask, weights=weight, answers=answers).numpy()
+        for key, parts in sums.take_scores(examples, answers[0], weight).items():
+            collectors[key].add(*(each.numpy() for each in parts))
+    return dict(sums.means(total, count, collectors))

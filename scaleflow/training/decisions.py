@@ -27,13 +27,10 @@ from scaleflow.interfaces import (
     Training,
     find_direction,
 )
-from scaleflow.training.evaluation import MetricSums
+from scaleflow.training.evaluation import MetricSums, gather_bytes
 
 if TYPE_CHECKING:
     from scaleflow.checkpoint import CheckpointManager
-
-#: Bytes that `WorkerSync.gather` sends at once.
-GATHERED = 1 << 22
 
 
 class WorkerSync:
@@ -94,25 +91,12 @@ class WorkerSync:
     def gather(self, content: bytes, worker: int) -> list[bytes]:
         """Returns what each worker gave, on worker 0, the chief; an empty list on the others.
 
-        `worker` is the number of this one. All sum bytes of one worker at a time, in place of which the others have
-        zeros, in pieces of `GATHERED`, so that little memory is needed.
+        `worker` is the number of this one.
         """
         if self._workers == 1:
             return [content]
         local_replicas = self._strategy.num_replicas_in_sync // self._workers
-        sizes = np.zeros(self._workers, np.int64)
-        sizes[worker] = len(content)
-        sizes = self._sum(tf.constant(sizes)).numpy() // local_replicas
-        gathered: list[bytes] = []
-        for owner, size in enumerate(map(int, sizes)):
-            parts = []
-            for first in range(0, size, GATHERED):
-                numbers = np.zeros(min(GATHERED, size - first), np.float32)  # one byte each, so that sums are exact
-                if worker == owner:
-                    numbers[:] = np.frombuffer(content, np.uint8, len(numbers), first)
-                parts.append((self._sum(tf.constant(numbers)).numpy() / local_replicas).astype(np.uint8).tobytes())
-            gathered += [] if worker else [b"".join(parts)]
-        return gathered
+        return gather_bytes(self._sum, content, worker, self._workers, local_replicas, is_kept=worker == 0)
 
     def leave(self) -> None:
         """Makes it safe for the process to end; the last call of all workers.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import RunError
-from scaleflow.interfaces import NOT_FINITE, READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper
+from scaleflow.interfaces import NOT_FINITE, READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper, ScoreCollector
 from scaleflow.training.graph import has_convolution, repeat_in_graph
 
 if TYPE_CHECKING:
@@ -20,6 +20,46 @@ if TYPE_CHECKING:
 
 #: The name of what the model adds to the loss of its outputs, among the values of training.
 EXTRA = "extra_loss"
+
+
+#: Bytes that `gather_bytes` sends at once.
+GATHERED = 1 << 22
+
+
+def gather_bytes(
+    add_up: Callable[[tf.Tensor], tf.Tensor],
+    content: bytes,
+    worker: int,
+    workers: int,
+    local_replicas: int,
+    is_kept: bool = True,
+) -> list[bytes]:
+    """Returns what each of the workers gave. All of them must call it.
+
+    All sum bytes of one worker at a time, in place of which the others have zeros, in pieces of `GATHERED`, so that
+    little memory is needed.
+
+    Args:
+        add_up: sums a tensor over all replicas.
+        worker: the number of this one.
+        is_kept: whether this worker needs the result; if not, it is empty.
+    """
+    sizes = np.zeros(workers, np.int64)
+    sizes[worker] = len(content)
+    sizes = add_up(tf.constant(sizes)).numpy() // local_replicas
+    gathered: list[bytes] = []
+    for owner, size in enumerate(map(int, sizes)):
+        parts = []
+        for first in range(0, size, GATHERED):
+            numbers = np.zeros(min(GATHERED, size - first), np.float32)  # one byte each, so that sums are exact
+            if worker == owner:
+                numbers[:] = np.frombuffer(content, np.uint8, len(numbers), first)
+            summed = add_up(tf.constant(numbers)).numpy() / local_replicas
+            if is_kept:
+                parts.append(summed.astype(np.uint8).tobytes())
+        if is_kept:
+            gathered.append(b"".join(parts))
+    return gathered
 
 
 class MetricSums:
@@ -32,9 +72,11 @@ class MetricSums:
 
     Args:
         evaluates: whether they are for evaluations, which have more measures.
+        takes_scores: whether the caller collects scores (`take_scores`), from which some measures are exact.
     """
 
-    def __init__(self, objective: Objective, evaluates: bool = False) -> None:
+    def __init__(self, objective: Objective, evaluates: bool = False, takes_scores: bool = False) -> None:
+        self.takes_scores = takes_scores
         self._loss = objective.reported_loss or objective.loss
         self._recomputes_loss = objective.reported_loss is not None
         self._measures = (*objective.measures, *(objective.evaluation_measures if evaluates else ()))
@@ -78,7 +120,12 @@ class MetricSums:
         if loss is None or self._recomputes_loss:
             loss = tf.reduce_sum(self._loss(targets, outputs) * weights)
         measured, is_bad = answers or self.take_answers(targets, outputs)
-        sums = [measure.sums(targets, measured, weights) for measure in self._measures]
+        sums = []
+        for measure in self._measures:
+            if self.takes_scores and measure.scores is not None:  # it is computed from its scores
+                sums.append(tf.zeros([measure.size], tf.float64))
+            else:
+                sums.append(measure.sums(targets, measured, weights))
         sums = [tf.reduce_sum(mask), loss, *sums]
         if is_bad is not None:
             sums.append(tf.reduce_sum(tf.cast(is_bad & (weights > 0), tf.float32)))
@@ -89,12 +136,35 @@ class MetricSums:
             return tf.stack(sums)
         return tf.concat([tf.reshape(tf.cast(each, self.dtype), [-1]) for each in sums], axis=0)
 
-    def means(self, sums: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
+    def take_scores(self, targets: Any, measured: Any, weights: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+        """Returns the scores of a batch by the key of their measure, as `Measure.scores` does; empty if none has some.
+
+        `measured` is the first result of `take_answers`.
+        """
+        if not self.takes_scores:
+            return {}
+        found = {}
+        for key, measure in enumerate(self._measures):
+            if measure.scores is not None:
+                found[str(key)] = measure.scores(targets, measured, weights)
+        return found
+
+    def make_collectors(self) -> dict[str, ScoreCollector]:
+        """Returns what collects the scores of an evaluation, by the same keys."""
+        if not self.takes_scores:
+            return {}
+        made = {str(key): each.make_collector for key, each in enumerate(self._measures)}
+        return {key: make_collector() for key, make_collector in made.items() if make_collector is not None}
+
+    def means(
+        self, sums: np.ndarray[Any, Any], expected: int, collectors: Mapping[str, ScoreCollector] | None = None
+    ) -> Mapping[str, float]:
         """Converts sums to the reported values.
 
         Args:
             sums: [size].
             expected: the number of examples according to the dataset's source.
+            collectors: with the scores of all batches, if they were collected.
 
         Raises RunError if the count is not the expected number.
         """
@@ -104,8 +174,12 @@ class MetricSums:
         total = self.total(sums)
         values = [self.compute_mean_loss(sums)]
         first = 2
-        for measure in self._measures:
-            values.extend(measure.finish(sums[first : first + measure.size], total))
+        for key, measure in enumerate(self._measures):
+            if collectors and str(key) in collectors:
+                assert measure.finish_scores is not None
+                values.extend(measure.finish_scores(collectors[str(key)]))
+            else:
+                values.extend(measure.finish(sums[first : first + measure.size], total))
             first += measure.size
         found = dict(zip(self.names, values, strict=True))
         if self._has_extra and count:
@@ -155,7 +229,11 @@ class Evaluation:
         self._strategy = strategy
         self._forward = forward
         self._report = objective.report
-        self._metric_sums = MetricSums(objective, evaluates=True)
+        # A TPU cannot pass values to Python: there, measures with scores have Keras's thresholds.
+        takes_scores = not isinstance(strategy, tf.distribute.TPUStrategy)
+        self._metric_sums = MetricSums(objective, evaluates=True, takes_scores=takes_scores)
+        self._collectors: dict[str, ScoreCollector] = {}
+        self._worker = 0  # the number of this process among those of the strategy
         self._decide = objective.decide
         self._classes = objective.classes
         self._functions: dict[int, Any] = {}
@@ -185,10 +263,15 @@ class Evaluation:
             self._trace(feed, opened)
         if (keeper := self._keepers.get(id(feed))) is not None:
             keeper.begin()
+        self._collectors = self._metric_sums.make_collectors()
         sums, *counts = self._functions[id(feed)](opened, tf.constant(steps, tf.int64))
         for count in counts:
             self._confusions[id(feed)] = np.reshape(count.numpy(), [self._classes or 0, -1]).astype(np.int64)
-        means = self._metric_sums.means(sums.numpy(), feed.examples)
+        totals = sums.numpy()
+        for collector in self._collectors.values():
+            self._share_scores(collector)
+        means = self._metric_sums.means(totals, feed.examples, self._collectors)
+        self._collectors = {}
         if not self._metric_sums.total(sums.numpy()):
             raise RunError(f"the weights of all {feed.examples} examples of a split are 0: they have no mean loss")
         return means
@@ -250,9 +333,11 @@ class Evaluation:
         @tf.function(autograph=False)
         def evaluate(opened: Any, steps: tf.Tensor) -> tuple[tf.Tensor, ...]:
             def batch(step: tf.Tensor, *carried: tf.Tensor) -> Any:
-                new, kept = self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
+                new, kept, scored = self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
                 if kept:
                     self._pass_to_keeper(self._keepers[id(feed)], step, kept)
+                if scored:
+                    self._pass_to_collectors(scored)
                 return new
 
             start = self._strategy.run(self._zero_sums)
@@ -270,7 +355,7 @@ class Evaluation:
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
                 start = self._strategy.run(self._zero_sums)
-                carried, _ = self._strategy.run(self._step, args=(feed, fetched, step, *start))
+                carried, *_ = self._strategy.run(self._step, args=(feed, fetched, step, *start))
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return one
@@ -282,8 +367,12 @@ class Evaluation:
 
     def _step(
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, *counts: tf.Tensor
-    ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:
-        """Evaluates one batch in a replica; returns the new loop state, and what the keeper gets, if there is one."""
+    ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, ...]]]:
+        """Evaluates one batch in a replica.
+
+        Returns:
+            The new loop state, what the keeper gets, if there is one, and the scores of measures.
+        """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
@@ -299,7 +388,10 @@ class Evaluation:
         if (keeper := self._keepers.get(id(feed))) is not None:
             kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}
             kept |= {"weight": own[0]} if own else {}
-        return (sums + tf.cast(new_sums, sums.dtype), *new_counts), kept
+        scored = self._metric_sums.take_scores(targets, answers[0], weights)
+        if scored:
+            scored["replica"] = (tf.convert_to_tensor(replica),)
+        return (sums + tf.cast(new_sums, sums.dtype), *new_counts), kept, scored
 
     def _pass_to_keeper(self, keeper: OutputKeeper, step: tf.Tensor, kept: Mapping[str, Any]) -> None:
         """Passes what this process's replicas keep of a batch to Python."""
@@ -314,6 +406,41 @@ class Evaluation:
         flat = [values[n] for n in range(len(by_name["mask"])) for values in by_name.values()]
         with tf.device("CPU:0"):
             tf.numpy_function(receive, [step, *flat], [])
+
+    def _pass_to_collectors(self, scored: Mapping[str, tuple[Any, ...]]) -> None:
+        """Passes the scores of this process's replicas to Python."""
+        local = {
+            key: [self._strategy.experimental_local_results(part) for part in parts] for key, parts in scored.items()
+        }
+        keys = [key for key in local if key != "replica"]
+        replicas = local["replica"][0]
+
+        def receive(first_replica: np.ndarray[Any, Any], *flat: np.ndarray[Any, Any]) -> None:
+            self._worker = int(first_replica) // len(replicas)
+            parts = iter(flat)
+            for _ in replicas:
+                for key in keys:
+                    self._collectors[key].add(next(parts), next(parts), next(parts))
+
+        flat = [part[n] for n in range(len(replicas)) for key in keys for part in local[key]]
+        with tf.device("CPU:0"):
+            tf.numpy_function(receive, [replicas[0], *flat], [])
+
+    def _share_scores(self, collector: ScoreCollector) -> None:
+        """Gives a collector the scores of all processes of the strategy. All of them must call it."""
+        local_replicas = len(self._strategy.experimental_local_results(self._strategy.run(lambda: tf.zeros([]))))
+        workers = self._strategy.num_replicas_in_sync // local_replicas
+        if workers == 1:
+            return
+        contents = gather_bytes(self._sum, collector.to_bytes(), self._worker, workers, local_replicas)
+        for worker, content in enumerate(contents):
+            if worker != self._worker:
+                collector.merge(content)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        each = self._strategy.run(tf.identity, args=(values,))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""
