@@ -366,7 +366,7 @@ def make_report(
         compose_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
         compose_section("What mattered in them", show_mattered(context.mattered, reader)),
     ]
-    contents[REPORT] = make_page(title, describe_examples_of(predictions, options), sections)
+    contents[REPORT] = make_page(title, describe_examples_of(predictions, analyses, options), sections)
     write_files(folder, contents)
     ends = "_at_threshold", "coverage", "set_size", "pinball"
     own += [name for name in figures if name.endswith(ends) and name not in own]
@@ -420,7 +420,9 @@ def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:
     return replace(analysis, scores=covered, measure="coverage") if len(covered) else None
 
 
-def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -> str:
+def describe_examples_of(
+    predictions: Predictions, analyses: Sequence[OutputAnalysis], options: EvaluationOptions
+) -> str:
     """Returns a line that says what the figures are of."""
     kept, whole = f"{len(predictions.table):,}", f"{predictions.examples:,}"
     of = f"a fixed sample of {kept} of the {whole}" if predictions.is_sample else f"all {kept}"
@@ -428,7 +430,12 @@ def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -
     over = f" over {predictions.units.describe()}" if predictions.units else ""
     bootstrap = f" In brackets: 95 % bootstrap intervals{over}, {options.intervals:,} resamples."
     interval = bootstrap if options.intervals else ""
-    return f"The figures are of {of} examples of the {predictions.split} split{weighted}.{interval}"
+    counts = {each.name: len(each.rows) for each in analyses if len(each.rows) < len(predictions.table)}
+    used = "".join(
+        f" {f'{name}: ' if name else ''}{count:,} of them have a target and an output to compare with it."
+        for name, count in counts.items()
+    )
+    return f"The figures are of {of} examples of the {predictions.split} split{weighted}.{used}{interval}"
 
 
 def add_name(analysis: OutputAnalysis, name: str) -> str:
@@ -550,6 +557,7 @@ def describe_metrics(
         "resampled": predictions.units.describe() if predictions.units else "examples",
         "outputs": {
             each.name: {
+                "examples": len(each.rows),
                 "metrics": {name: figure._asdict() for name, figure in each.figures.items()},
                 **{key: value for key, value in each.facts.items() if key in ("quantiles", "confused", "thresholds")},
             }

@@ -293,6 +293,8 @@ def analyse_output(
 def analyse_classes(
     output: str, described: Outputs, data: Classes, resample: Resample, costs: tuple[float, float] | None
 ) -> OutputAnalysis:
+    if not len(data.rows):
+        return make_empty_analysis(output, "accuracy")
     resamples, threshold = resample(data.rows), described.threshold
     figures, rows = measure_classes(data, resamples)
     if threshold is not None:  # metrics of these names are those of the likelier class
@@ -353,18 +355,37 @@ def analyse_classes(
     )
 
 
+def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> OutputAnalysis:
+    """Returns the analysis of an output for which no example has a target that can be compared with its output."""
+    nothing = np.array([], np.int64)
+    return OutputAnalysis(
+        output,
+        {measure: Figure(math.nan)},
+        classes=[],
+        drawings=[],
+        rows=nothing,
+        scores=nothing.astype(np.float64),
+        measure=measure,
+        worst=nothing,
+        facts={"not_finite": not_finite},
+    )
+
+
 def analyse_vectors(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
     """Analyses an output with values, or with labels."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
     data = read_vectors(predictions, output, described)
+    if not len(data.rows):
+        measure = "mae" if data.chances is None else "accuracy"
+        return make_empty_analysis(output, measure, not_finite=data.not_finite)
     resamples = resample(data.rows)
     facts: dict[str, Any] = {"not_finite": data.not_finite}
     if data.chances is not None:
         figures, classes = measure_labels(names, data, resamples, resample)
         is_right = (data.target > 0.5) == (data.prediction > 0.5)
         scores = data.average(is_right)
-        drawings = [draw_weakest(classes, "f1", "F1 of each label")] if len(data.rows) else []
+        drawings = [draw_weakest(classes, "f1", "F1 of each label")]
         losses = -np.log(np.clip(np.where(data.target > 0.5, data.chances, 1 - data.chances), 1e-12, 1))
         worst = np.flatnonzero(scores < 1)
         worst = worst[np.argsort(-data.average(losses)[worst], kind="stable")]
@@ -406,7 +427,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         label = "" if count == 1 else name
         weights = resamples.weights[data.is_used[:, n]]
         drawings += draw_errors(data.column(n, data.prediction), data.column(n, errors), label, weights=weights)
-    quantiles = find_error_quantiles(scores, resamples.weights) if len(scores) else []
+    quantiles = find_error_quantiles(scores, resamples.weights)
     gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
     facts |= {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
@@ -468,6 +489,8 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     main = "correct" if "correct" in columns else "mean_error"
     rows = np.flatnonzero((columns["positions"] > 0) & np.isfinite(columns[main]))
     bad = predictions.column("not_finite", output) if predictions.has("not_finite", output) else np.zeros(0)
+    if not len(rows):
+        return make_empty_analysis(output, "accuracy" if main == "correct" else "mae", not_finite=int((bad > 0).sum()))
     columns = {name: values[rows].astype(np.float64) for name, values in columns.items()}
     for name in ("true", "predicted", "both"):
         if predictions.has(name, output):

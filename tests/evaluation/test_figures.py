@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -364,3 +366,53 @@ def test_outputs_that_are_not_finite_are_wrong_answers(tmp_path: Path, kind: Any
     kept = make_predictions(described, {"": {"target": targets, "output": outputs}})
     column = "prediction" if kind == "binary" else "prediction_0"
     assert kept.table[column].null_count == (0 if kind == "regression" else 6)
+
+
+def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
+    described = Outputs("regression", (2,), names=("low", "high"), ignore=-999)
+    random = np.random.default_rng(0)
+    targets = random.normal(size=(400, 2))
+    outputs = (targets + random.normal(size=(400, 2)) * [1, 3]).astype(np.float32)
+    whole = targets.copy()
+    targets[::2, 0], targets[1::2, 1] = -999, -999  # no example has both
+    targets[:4] = -999
+    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    errors = [np.abs(outputs - whole)[5::2, 0], np.abs(outputs - whole)[4::2, 1]]
+    both = np.concatenate(errors)
+    assert report.figures["mae"].value == pytest.approx(both.mean(), **EXACT)
+    assert report.figures["rmse"].value == pytest.approx(np.sqrt(np.square(both).mean()), **EXACT)
+    assert report.figures["mae"].low < both.mean() < report.figures["mae"].high
+    rows = list(csv.DictReader((tmp_path / "per_class.csv").read_text().splitlines()))
+    assert [(row["value"], row["examples"]) for row in rows] == [("low", "198"), ("high", "198")]
+    assert [float(row["mae"]) for row in rows] == pytest.approx([each.mean() for each in errors], rel=1e-4)
+    kept = json.loads((tmp_path / "metrics.json").read_text())
+    assert kept["outputs"][""]["examples"] == 396
+    assert "396 of them have a target" in (tmp_path / "report.html").read_text()
+
+
+def test_each_label_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
+    described = Outputs("multi_label", (3,), ignore=-1)
+    random = np.random.default_rng(0)
+    outputs = random.normal(size=(300, 3)).astype(np.float32)
+    targets = (outputs + random.normal(size=(300, 3)) > 0).astype(np.float32)
+    targets[np.arange(300), random.integers(0, 2, 300)] = -1  # no example has all
+    targets[:, 2] = -1  # a label without any
+    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    kept = targets != -1
+    right = (outputs > 0) == (targets > 0.5)
+    assert report.figures["accuracy"].value == pytest.approx(right[kept].mean(), **EXACT)
+    columns = [(targets[k, n], outputs[k, n] > 0) for n, k in enumerate(kept.T) if k.any()]
+    assert report.figures["macro_f1"].value == pytest.approx(np.mean([metrics.f1_score(*each) for each in columns]))
+    rows = list(csv.DictReader((tmp_path / "per_class.csv").read_text().splitlines()))
+    assert [int(row["examples"]) for row in rows] == kept.sum(axis=0).tolist()
+    areas = [metrics.roc_auc_score(targets[k, n], outputs[k, n]) for n, k in enumerate(kept.T) if k.any()]
+    assert [float(row["roc_auc"]) for row in rows[:2]] == pytest.approx(areas, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["classification", "binary", "multi_label", "regression"])
+def test_an_output_without_any_target_has_no_figures(tmp_path: Path, kind: Any) -> None:
+    described = Outputs(kind, (1,) if kind == "binary" else (3,), ignore=-1)
+    output = np.zeros((20, *described.shape), np.float32)
+    target = np.full((20, *described.target_shape), -1, np.int32 if kind == "classification" else np.float32)
+    report = report_in(tmp_path, make_predictions(described, {"": {"target": target, "output": output}}))
+    assert all(np.isnan(figure.value) for name, figure in report.figures.items() if name in ("accuracy", "mae"))

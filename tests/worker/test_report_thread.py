@@ -109,3 +109,30 @@ def test_targets_that_do_not_count_are_left_out() -> None:
     )
     assert found[0]["column"] == "main"
     assert found[0]["importance"].value == alone[0]["importance"].value
+
+
+@pytest.mark.parametrize("kind", ["regression", "multi_label"])
+def test_examples_with_some_missing_targets_are_used(kind: Any) -> None:
+    from scaleflow.worker.report_thread import measure_constant, score_outputs
+
+    random = np.random.default_rng(0)
+    described = Outputs(kind, (2,), ignore=-9)
+    target = (random.random((40, 2)) > 0.5).astype(np.float64)
+    output = random.normal(size=(40, 2))
+    has_target = np.ones((40, 2), bool)
+    has_target[::2, 0] = has_target[1::2, 1] = False  # no example has both
+    own = np.where(has_target, target, -9.0)
+    first, second = (
+        score_outputs(Outputs(kind, (1,)), target[rows, n : n + 1], output[rows, n : n + 1])
+        for n, rows in enumerate((slice(1, None, 2), slice(0, None, 2)))
+    )
+    scores = score_outputs(described, own, output, has_target)
+    assert scores[1::2] == pytest.approx(first)
+    assert scores[::2] == pytest.approx(second)
+    parts = [
+        measure_constant(Outputs(kind, (1,)), target[rows, n : n + 1], np.ones(20))[1]
+        for n, rows in enumerate((slice(1, None, 2), slice(0, None, 2)))
+    ]
+    assert measure_constant(described, own, np.ones(40), has_target)[1] == pytest.approx(np.mean(parts))
+    kept = make_predictions(described, {"": {"target": own, "output": output.astype(np.float32)}})
+    assert len(analyse_output(kept, "", described).rows) == 40
