@@ -6,14 +6,16 @@
 
 PARENT is the id of a sweep's run in MLflow, or the sweep's folder; RUN_ID is as for rerun. The new run has no
 validation split. It ends after as many updates as were the best: those of the exported model; of a sweep with folds,
-the median over the folds of the best job. With --all it trains on the test split, too, and has no test metrics.
+the median over the folds of the best job. What the validation rows decided about the answers, such as a threshold or
+sets, is used again. With --all it trains on the test split, too, and has no test metrics.
 
 Exit code: as that of rerun.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scaleflow.api import Result, check_outcome, launch_command
 from scaleflow.commands.frame import make_main
@@ -22,7 +24,7 @@ from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_comm
 from scaleflow.config.compose import CommandWords, Folders, to_folders
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Outputs, Tracking
 from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import RunCommand
 from scaleflow.runs import RunFolder
@@ -70,9 +72,13 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
     run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}
     added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
+    answers: Mapping[str, Any] = {}
+    if "dataset.validation" not in typed:  # otherwise its own validation rows decide
+        answers, changes = carry_answers(run, typed)
+        added += changes
     words = replace(words, overrides=[*added, *words.overrides])
     composed, copy_objects = place_objects(run, words, reuse_for_new_run(run, words, "refit of"))
-    return launch_command(RunCommand(composed, tags={TAG: run.model.run_id}), copy_objects)
+    return launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, answers=answers), copy_objects)
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:
@@ -103,6 +109,48 @@ def list_changes(run: Run, steps: int, takes_all: bool) -> list[str]:
     if "test" not in (config.get("dataset") or {}):
         raise ConfigError("--all: the test split of this dataset is not drawn, so its rows cannot be trained on")
     return [*changes, "dataset.test=0"]
+
+
+#: What the validation rows of a run decide: by the key that asks for it, the field of the model's outputs.
+ANSWERS = {
+    "evaluation.calibrate": "calibration",
+    "evaluation.interval": "margins",
+    "evaluation.sets": "set_threshold",
+}
+
+THRESHOLD = "evaluation.threshold"
+
+
+def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Returns what the validation rows of a run decided about its answers, and the overrides of a run that uses it.
+
+    Keys that are `typed` keep what the user says. Raises ConfigError if a model of an earlier version has no record.
+    """
+    section = run.config.get("evaluation")
+    options: Mapping[str, Any] = section if isinstance(section, dict) else {}
+    asked = {key: field for key, field in ANSWERS.items() if options.get(key.partition(".")[2]) is not None}
+    threshold = options.get("threshold", 0.5)
+    decides_threshold = isinstance(threshold, str | dict)
+    if "evaluation" in typed or not (asked or decides_threshold):
+        return {}, []
+    learned = run.learned_state
+    if learned is None or not isinstance(learned.outputs, Outputs):
+        raise ConfigError(
+            f"{run.run_id}: it is not known what its validation rows decided ({', '.join([*asked, THRESHOLD])}); give "
+            f"{THRESHOLD} as a number, and null for the others"
+        )
+    outputs, answers, changes = learned.outputs, dict[str, Any](), list[str]()
+    for key, field in asked.items():
+        if key not in typed:
+            changes.append(f"{key}=null")
+            if (value := getattr(outputs, field)) is not None:
+                answers[field] = value
+    if decides_threshold and THRESHOLD not in typed:
+        changes.append(f"{THRESHOLD}={0.5 if outputs.threshold is None else outputs.threshold}")
+        cost = threshold.get("cost") if isinstance(threshold, dict) else None
+        if isinstance(cost, list) and len(cost) == 2 and cost[1] and "evaluation.miss_cost" not in typed:
+            changes.append(f"evaluation.miss_cost={cost[0] / cost[1]}")
+    return answers, changes
 
 
 if __name__ == "__main__":

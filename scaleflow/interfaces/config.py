@@ -548,6 +548,8 @@ class Plan:
         tf_config: the text of TF_CONFIG, if `task` comes from it. Default None.
         weights: the path of the local file with the weights of `model.init_from`. Default None: there are none, or they
             are in the run's checkpoints.
+        answers: fields of the model's `Outputs` that the validation rows of another run decided, such as
+            `set_threshold`: this run has no validation rows. Default: none.
         trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
             Default None: any code.
     """
@@ -579,6 +581,7 @@ class Plan:
     task: TaskInfo | None = None
     tf_config: str | None = None
     weights: str | None = None
+    answers: Mapping[str, Any] = field(default_factory=dict)
     trusted_modules: Sequence[str] | None = None
 
 

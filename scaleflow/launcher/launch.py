@@ -65,6 +65,7 @@ from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files
+from scaleflow.runs.folder import replace_json
 from scaleflow.runs.folder_use import check_folder, create_folder, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
@@ -403,6 +404,8 @@ def write_configs(run: PreparedRun) -> None:
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(config))))
     if replaced:
         files.interpolations.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(nest_paths(replaced)))))
+    if run.spec.plan.answers:
+        replace_json(files.answers, run.spec.plan.answers)
     files.overrides.write_text(overrides)
     if run.spec.trial is None:
         keep_model_file(run.spec.plan, files)

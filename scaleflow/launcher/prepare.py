@@ -34,6 +34,7 @@ from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.data_digest import Repetition
+from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.reuse import reuse_to_resume
 from scaleflow.runs.run import Run
@@ -96,6 +97,7 @@ class RunCommand:
     policy: Policy = TRAIN  # of a run that begins
     trial: Trial | None = None  # the setting to look for; None: train a model
     repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
+    answers: Mapping[str, Any] = field(default_factory=dict)  # what the validation rows of another run decided
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def prepare_run(command: RunCommand) -> PreparedRun:
         raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
         return prepare_resume(command, str(resume))
-    plan = make_plan(composed, command.policy)
+    plan = replace(make_plan(composed, command.policy), answers=command.answers)
     if command.trial is not None:
         if isinstance(command.trial, RateTest) and plan.choices.get("optimizer") == "tabular":
             plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
@@ -204,7 +206,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
             f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
             f"model.init_from={files.path}"
         )
-    plan = make_plan(composed)
+    plan = replace(make_plan(composed), answers=read_json(files.answers))
     if not is_finished:
         refuse_changed_code(plan, files)
     has_weights = has_checkpoints or (is_store_address(plan.checkpoint.folder) and state.checkpoint is not None)

@@ -79,6 +79,7 @@ class RunFolder:
     config = FolderEntry("config.yaml")  # the composed config, references between keys kept, secrets masked
     interpolations = FolderEntry("interpolations.yaml")  # those that config.yaml has the values of
     overrides = FolderEntry("overrides.yaml")  # as they were typed
+    answers = FolderEntry("answers.json")  # what another run's validation rows decided, which a refit uses
     environment = FolderEntry("environment.txt")  # the versions of all installed packages
     provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
     provenance_folder = FolderEntry("provenance")  # the record of what the run was made of
@@ -174,6 +175,7 @@ class RunFolder:
         files = [
             self.config,
             self.interpolations,
+            self.answers,
             self.overrides,
             self.environment,
             self.provenance,

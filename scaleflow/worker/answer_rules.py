@@ -39,7 +39,11 @@ class AnswerRules:
     def __init__(self, plan: Plan, engine: Engine, feeds: Feeds, outputs: Outputs, kept: KeptSplit | None) -> None:
         options, feed = plan.evaluation, feeds.validation
         check_answers(options, outputs, 0 if feed is None else feed.examples)
-        self.outputs = replace(outputs, threshold=options.own_threshold)
+        carried: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in plan.answers.items()
+        }
+        self.outputs = replace(outputs, threshold=options.own_threshold, **carried)
+        self._is_carried = bool(carried)
         self._options, self._engine, self._feed = options, engine, feed
         self._is_kept = kept is not None and kept.feed is feed
         if not options.learned:
@@ -58,6 +62,9 @@ class AnswerRules:
 
     def learn(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
         """Evaluates the validation rows with the trained model, and learns from them. All workers must call it."""
+        if self._is_carried and self.outputs.calibration is not None:
+            factor, shift = self.outputs.calibration
+            self._engine.adjust_outputs(lambda outputs: outputs * factor + shift)
         if not self._options.learned or self._feed is None:
             return
         self._engine.evaluate(self._feed)

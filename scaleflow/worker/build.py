@@ -393,10 +393,11 @@ class EngineBuilder:
         """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
         plan, outputs = self.plan, self.data.source.outputs
         keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
-        if not keys:
+        if not keys and not plan.answers:
             return None
-        if isinstance(outputs, Mapping):
+        if isinstance(outputs, Mapping) and keys:
             raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(outputs)}; leave it out")
+        assert not isinstance(outputs, Mapping)  # only a run with one output has such answers
         return AnswerRules(plan, self.engine, self.feeds, outputs=outputs, kept=self.kept)
 
     def _keep_outputs(self) -> KeptSplit | None:

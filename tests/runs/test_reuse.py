@@ -144,6 +144,12 @@ def test_a_longer_run_goes_on_with_its_length_of_now(begun: Path) -> None:
     assert Run(begun).settings["training.epochs"] == "3"
 
 
+def test_a_resumed_refit_uses_what_another_run_decided(begun: Path) -> None:
+    assert resume(begun).spec.plan.answers == {}
+    RunFolder(begun).answers.write_text(json.dumps({"set_threshold": 0.4}))
+    assert resume(begun).spec.plan.answers == {"set_threshold": 0.4}
+
+
 def test_a_run_of_an_earlier_version_has_its_values_in_its_params(begun: Path) -> None:
     config = yaml.safe_load((begun / "config.yaml").read_text())
     config["optimizer"]["learning_rate"] = "${oc.decode:${oc.env:LR}}"
