@@ -31,11 +31,18 @@ class Tracker:
         adopted: the id of an existing run that `start` uses instead of creating one; None to create one.
         run_id: the run's id in the store; None before `start` or `adopt`, or without a store.
         uri: the store's address; None without a store.
+        experiment: the name of the experiment that the command asks for; None until `connect`, or without a store.
+        follows: the id of an earlier run, such as the parent; `start` creates the run in the experiment of that run,
+            which may have another name by now. None: in the experiment of the name.
     """
 
     adopted: str | None = None
     run_id: str | None = None
     uri: str | None = None
+
+    experiment: str | None = None
+
+    follows: str | None = None
 
     @property
     def model_uri(self) -> str | None:

@@ -121,6 +121,14 @@ class PipelineLedger:
         """The absolute path of the folder of the pipeline's own run in this execution."""
         return self.folder.absolute() / RUNS / str(self.execution)
 
+    def find_earlier_run_folder(self) -> Path | None:
+        """Returns the absolute path of the newest folder of an earlier execution's run; None if there is none."""
+        for execution in range(self.execution - 1, 0, -1):
+            folder = self.folder.absolute() / RUNS / str(execution)
+            if folder.is_dir():
+                return folder
+        return None
+
     def find_folder(self, name: str, attempt: int) -> Path:
         """Returns the absolute path of the folder of a stage."""
         return self.folder.absolute() / name / str(attempt)

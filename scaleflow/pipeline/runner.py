@@ -370,7 +370,8 @@ class PipelineRunner:
         self._ledger.save()
         (folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
         tags = {PIPELINE: str(folder), "scaleflow.command": command_line(sys.orig_argv)}
-        self._parent.open(name, self._tracking, tags=tags, params={"pipeline": name})
+        earlier = self._ledger.find_earlier_run_folder()
+        self._parent.open(name, self._tracking, tags=tags, params={"pipeline": name}, earlier=earlier)
         self._parent.add({}, text=UNFINISHED)
         if (refusal := self._parent.refusal) is not None:
             raise ConfigError(str(refusal))

@@ -36,7 +36,7 @@ from scaleflow.tracking.uri import DEFAULT_EXPERIMENT, artifact_location, sqlite
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
 
 
 #: What databases say of a point that they have already.
@@ -121,7 +121,7 @@ class MlflowTracker(Tracker):
                 raise FileNotFoundError(f"there is no folder {file.parent}")
             with hold_migration_lock(self.uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self.uri)
-                self._experiment_name = self._choose_experiment_name()
+                self.experiment = self._choose_experiment_name()
         except Exception as error:
             if isinstance(error, MlflowException | OSError | ImportError) or explain_versions(error):
                 raise explain_unusable(self.uri, error) from error
@@ -253,7 +253,10 @@ class MlflowTracker(Tracker):
         """Returns the experiment's ID. Creates a missing experiment, whose artifacts are next to an SQLite store."""
         from mlflow.exceptions import MlflowException
 
-        found, name = self._find_experiment(), self._experiment_name
+        if self.follows is not None and (followed := self._find_experiment_of(self.follows)) is not None:
+            return followed
+        assert self.experiment is not None
+        found, name = self._find_experiment(), self.experiment
         if found is None:
             try:
                 found = self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS)
@@ -265,13 +268,27 @@ class MlflowTracker(Tracker):
 
     def _find_experiment(self) -> str | None:
         """Returns the experiment's ID; None if there is none. Raises ConfigError if it was deleted."""
-        found = self._client.get_experiment_by_name(self._experiment_name)
-        if found is not None and found.lifecycle_stage != "active":
-            raise ConfigError(
-                f"tracking.experiment={self._experiment_name}: was deleted; restore it with `mlflow experiments "
-                f"restore --experiment-id {found.experiment_id}`, or use another name"
-            )
-        return None if found is None else str(found.experiment_id)
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is None:
+            return None
+        refuse_deleted_experiment(found)
+        return str(found.experiment_id)
+
+    def _find_experiment_of(self, run_id: str) -> str | None:
+        """Returns the ID of the experiment of a run, even if it was renamed; None if the store has no such run.
+
+        Raises ConfigError if the experiment was deleted.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            experiment_id = str(self._client.get_run(run_id).info.experiment_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        refuse_deleted_experiment(self._client.get_experiment(experiment_id))
+        return experiment_id
 
     def check_experiment(self) -> None:
         if self.adopted is None:
@@ -434,6 +451,15 @@ class MlflowTracker(Tracker):
     def _run(self) -> str:
         assert self.run_id is not None, "start() comes first"
         return self.run_id
+
+
+def refuse_deleted_experiment(experiment: Experiment) -> None:
+    """Raises ConfigError if an experiment is in MLflow's trash."""
+    if experiment.lifecycle_stage != "active":
+        raise ConfigError(
+            f"tracking.experiment={experiment.name}: was deleted; restore it with `mlflow experiments restore "
+            f"--experiment-id {experiment.experiment_id}`, or use another name"
+        )
 
 
 def import_client() -> None:

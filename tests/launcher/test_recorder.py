@@ -29,6 +29,8 @@ class FakeTracker:
     run_id: str | None = None
     adopted: str | None = None
     uri: str | None = "http://user:word@host"
+    experiment: str | None = None
+    follows: str | None = None
     model_uri: str | None = None
 
     def __init__(self) -> None:

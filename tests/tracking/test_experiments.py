@@ -6,12 +6,15 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.launcher.recording.recovery import repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs.run import find_tracking_options
@@ -98,3 +101,42 @@ def test_an_address_without_a_scheme_is_completed() -> None:
     assert not any(translate_address(uri) for uri in addresses)
     assert translate_address("localhost:5000") == "http://localhost:5000"
     assert translate_address("runs.db") == "sqlite:///runs.db"
+
+
+def test_runs_of_a_renamed_experiment_stay_together(uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    sweep = MadeRun(tmp_path / "sweep", uri=uri, experiment="study").ready().end()
+    assert repair(sweep.folder).result == "recorded"
+    experiment = client.get_experiment_by_name("study").experiment_id
+    client.rename_experiment(experiment, "published")
+
+    def record(name: str, experiment: str = "study", **ready: str) -> Any:
+        made = MadeRun(tmp_path / name, uri=uri, experiment=experiment).ready(**ready).end()
+        status = repair(made.folder)
+        assert status.result == "recorded", status
+        return client.get_run(str(status.run_id))
+
+    job = record("job", parent=str(sweep.folder))
+    assert job.info.experiment_id == experiment
+    other = record("other", experiment="elsewhere", parent=str(sweep.folder))  # a sweep over tracking.experiment
+    assert other.info.experiment_id == client.get_experiment_by_name("elsewhere").experiment_id
+    client.delete_run(job.info.run_id)
+    again = repair(tmp_path / "job", again=True)
+    assert client.get_run(str(again.run_id)).info.experiment_id == experiment
+    assert client.get_experiment_by_name("study") is None
+
+    following = CommandRun(tmp_path / "runs" / "2", "the pipeline's own run")
+    tracking = resolve_store(Tracking(uri=uri, experiment="study"))
+    following.open("made", tracking, tags={}, params={}, earlier=sweep.folder)
+    following.end("FINISHED")
+    assert following.finish(StopRequest())
+    assert client.get_run(following.files.read_record()["run_id"]).info.experiment_id == experiment
+    assert client.get_experiment_by_name("study") is None
+
+    client.delete_experiment(experiment)
+    late = MadeRun(tmp_path / "late", uri=uri, experiment="study").ready(parent=str(sweep.folder)).end()
+    status = repair(late.folder)
+    assert status.result == "not recorded"
+    assert "tracking.experiment=published: was deleted" in status.reason or "--uri" in status.reason

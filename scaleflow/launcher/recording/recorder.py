@@ -249,6 +249,7 @@ class CommandRun:
         config: Mapping[str, Any] | None = None,
         began: float | None = None,
         parent: Path | None = None,
+        earlier: Path | None = None,
     ) -> None:
         """Opens the run, maybe again, and starts to record it in the store of `tracking`.
 
@@ -257,6 +258,7 @@ class CommandRun:
             began: when the command began, in seconds since the epoch; None: now.
             parent: the folder of the run that it is a part of; without one, a new run continues the one that
                 MLFLOW_RUN_ID names.
+            earlier: the folder of an earlier run whose experiment a new run follows, if that was renamed.
         """
         store = {key: getattr(tracking, key) for key in ("name", "uri", "experiment")}
         content = mask_secrets({"tracking": store} if config is None else config)
@@ -265,6 +267,7 @@ class CommandRun:
         is_resumed, offline = self._before.is_ready, tracking.offline
         tracker = make_tracker(tracking, adopts=parent is None and not is_resumed)
         transfer = EventTransfer(tracker, self.files.events)
+        transfer.requests.earlier = earlier
         self.recorder = Recorder(transfer, size_before, is_resumed=is_resumed, offline=offline)
         self._flush_seconds = tracking.flush_seconds
         milliseconds = int((CLOCK.read() if began is None else began) * 1000)

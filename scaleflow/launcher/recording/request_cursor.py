@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 
 from scaleflow.interfaces import IDENTITY, Point
 from scaleflow.interfaces.events import (
@@ -51,12 +52,16 @@ class RequestCursor:
 
     Args:
         wait_for_files: returns when the files that are sent with `ready` are written.
+
+    Attributes:
+        earlier: the folder of an earlier run whose experiment a new run without a parent follows; None: no run.
     """
 
     def __init__(self, record: StoreRecord, wait_for_files: Callable[[], object]) -> None:
         self._record, self._tracker = record, record.tracker
         self._reader = EventReader(record.events)
         self._wait_for_files = wait_for_files
+        self.earlier: Path | None = None
 
     @property
     def position(self) -> int:
@@ -136,21 +141,39 @@ class RequestCursor:
             IDENTITY: known["id"],
             **self.make_parent_tag(event),
         }
+        self._follow_experiment(event)
         self._tracker.start(event.name, tags, event.began)
         self._record.save()
         self._tracker.log_params(event.params)
         self.describe()
+
+    def _follow_experiment(self, event: RunReady) -> None:
+        """Has the run created in the experiment of its parent, or of an earlier run, if both ask for the same name.
+
+        Somebody may have renamed that experiment.
+        """
+        folder = self._find_parent(event) or self.earlier
+        if folder is None:
+            return
+        record = RunFolder(folder).read_record()
+        if self._tracker.experiment is not None and record.get("experiment") == self._tracker.experiment:
+            self._tracker.follows = record.get("run_id")
+
+    def _find_parent(self, event: RunReady) -> Path | None:
+        """Returns the folder of the sweep or the pipeline that a run belongs to; None if it belongs to none."""
+        folder = self._record.files.path
+        parent = event.parent or read_run_tags(folder).get(PIPELINE)
+        return None if parent in (None, str(folder)) else self._record.locate(parent)
 
     def make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.
 
         Raises LookupError if the run of the sweep is not recorded yet.
         """
-        folder = self._record.files.path
-        parent = event.parent or read_run_tags(folder).get(PIPELINE)
-        if parent in (None, str(folder)) or self._tracker.uri is None:
+        parent = self._find_parent(event)
+        if parent is None or self._tracker.uri is None:
             return {}
-        run_id = RunFolder(self._record.locate(parent)).read_record().get("run_id")
+        run_id = RunFolder(parent).read_record().get("run_id")
         if run_id is None:
             raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
         return {PARENT: run_id}

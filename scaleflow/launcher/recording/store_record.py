@@ -17,7 +17,8 @@ class StoreRecord:
         is_kept: whether to write it: not if the folder goes, or if another command may record the run.
         known: the run in the store: `id` identifies it even before it has a `run_id`. `folder` is where it was when it
             was recorded first, `adopts` the run that a command began to adopt, `uri` the store, `uri_from` where the
-            folder was when that was written, `model_uri` the model.
+            folder was when that was written, `experiment` the experiment's name when the run was created, `model_uri`
+            the model.
         offset: how many bytes of the events the store has the requests of: metrics, params, tags, the run's end.
         file_offset: how many it has the files of: artifacts, the dataset, the model.
         left: the events before `file_offset` whose files it lacks: the reason, by offset.
@@ -70,6 +71,8 @@ class StoreRecord:
             self.known |= {key: value for key, value in told.items() if value is not None}
             self.known |= {"offset": self.offset, "file_offset": self.file_offset, "left": self.left}
             self.known |= {"done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
+            if tracker.run_id is not None and tracker.experiment is not None:
+                self.known.setdefault("experiment", tracker.experiment)
             self.known["uri_from"] = str(self.files.path.absolute())
             content = {key: value for key, value in self.known.items() if value is not None}
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm

@@ -65,6 +65,8 @@ class EventTransfer:
         """Begins a new run in the store with all events, as it has the earlier one no more. Raises ConfigError."""
         self.tracker.connect()
         self.tracker.check_experiment()  # before the record of the earlier run is gone
+        if self.record.known.get("experiment") == self.tracker.experiment:
+            self.tracker.follows = self.record.run_id
         self.record.begin_after(0, self.record.known["folder"])
 
     def open(self) -> None:
