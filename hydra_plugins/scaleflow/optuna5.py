@@ -107,7 +107,8 @@ class OptunaSweeper(Sweeper):
     ) -> None:
         self._count = n_trials
         self._direction, self._sampler, self._pruner, self._seed = direction, sampler, pruner, seed
-        self._storage, self._name, self._params = storage, study_name, dict(params or {})
+        self._storage = None if storage is None else storage.strip()
+        self._name, self._params = study_name, dict(params or {})
         self._is_reseeded = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

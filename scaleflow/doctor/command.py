@@ -349,7 +349,7 @@ def resolve_auto(answer: Report) -> dict[str, Any]:
 
 def check_store() -> dict[str, Any]:
     """Checks the store of a command without arguments, without creating it."""
-    asked = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    asked = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or "sqlite:///mlflow.db"
     try:
         uri = resolve_store(Tracking()).uri or asked
     except ConfigError as refusal:

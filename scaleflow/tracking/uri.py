@@ -35,8 +35,9 @@ def resolve_store(tracking: Tracking) -> Tracking:
         return tracking
     check_registered_name(tracking)
     check_experiment_name(tracking.experiment)
-    origin = "tracking.uri" if tracking.uri is not None else "MLFLOW_TRACKING_URI"
-    uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    typed = (tracking.uri or "").strip()
+    origin = "tracking.uri" if typed else "MLFLOW_TRACKING_URI"
+    uri = typed or os.environ.get("MLFLOW_TRACKING_URI", "").strip() or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
     if meant := translate_address(uri):
         raise ConfigError(f"{origin}={uri}: is no address of a store; type tracking.uri={meant}")

@@ -140,3 +140,10 @@ def test_runs_of_a_renamed_experiment_stay_together(uri: str, tmp_path: Path) ->
     status = repair(late.folder)
     assert status.result == "not recorded"
     assert "tracking.experiment=published: was deleted" in status.reason or "--uri" in status.reason
+
+
+def test_spaces_around_an_address_do_not_count(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_store(Tracking(uri=f" {uri}\n")).uri == uri
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}\n")
+    for typed in (None, "", "  "):
+        assert resolve_store(Tracking(uri=typed)).uri == uri
