@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -345,3 +346,17 @@ def test_rows_of_a_dropped_column_are_found_by_each_run(isolated: Callable[..., 
         assert "dataset.split='{by: group, column: customer}'" in notes[0]
         assert kept["rule"] == "groups"
     assert found["by group"][1] == []
+
+
+def test_that_the_data_cannot_be_looked_at_is_told_after_they_were_read(plan: Any) -> None:
+    """If they cannot be read either, the run has that error alone."""
+    from scaleflow.worker.data import make_look
+
+    now: list[Any] = []
+    late: list[Any] = []
+    workers = SimpleNamespace(from_chief=lambda find: find())
+    look = make_look(plan(), None, None, False, workers, emit=now.append, late=late.append)  # type: ignore[arg-type]
+    assert look is not None
+    look(SimpleNamespace())  # type: ignore[arg-type]
+    assert now == []
+    assert "the data cannot be looked at" in late[0].text

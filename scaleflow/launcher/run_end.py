@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import shlex
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -88,7 +89,9 @@ def finish_run(monitor: RunMonitor) -> None:
     signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
     if spec.plan.tracking.name != "none" and spec.records:
         display.begin_phase("recording the run in MLflow")
+    waiting_since = time.monotonic()
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    seconds = time.monotonic() - waiting_since
     monitor.read_reports()
     promoted = promote_run(monitor, is_recorded)
     if is_recorded:
@@ -107,16 +110,26 @@ def finish_run(monitor: RunMonitor) -> None:
         rows += [("profile", line) for line in state.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
+    if monitor.restart_advice:
+        rows += [("restarts", monitor.restart_advice)]
     if is_recorded:
         rows += recorder.transfer.tracker.describe_links()
     rows += promoted
     display.print_summary(rows)
     if not is_recorded:
+        how_long = describe_wait(seconds, patience, is_interrupted=monitor.stop.times > signals)
         display.print_error(
-            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
-            f"send the rest, run {name_command('sync')} {shlex.quote(folder)}"
+            f"the store has not received {'everything' if recorder.recorded else 'anything'}{how_long}: "
+            f"{mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to send the rest, run "
+            f"{name_command('sync')} {shlex.quote(folder)}"
         )
+
+
+def describe_wait(seconds: float, patience: float, is_interrupted: bool) -> str:
+    """Describes how long the command waited for the store; empty if the store refused at once."""
+    if is_interrupted:
+        return f" in {format_duration(seconds)}, when a signal ended the wait"
+    return f" within tracking.flush_seconds={patience:g}" if seconds >= patience else ""
 
 
 def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:

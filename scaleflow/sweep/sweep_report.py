@@ -330,7 +330,8 @@ class SweepReport:
 
     def _compare_validation(self) -> list[str]:
         """Returns a note if the metric that ranks the jobs is not of the same examples for all."""
-        counts = {int(job.params.get("resolved.examples.validation", 0)) for job in self._ranked}
+        begun = [job for job in self._ranked if job.params]  # an interrupted sweep has jobs that have not begun
+        counts = {int(job.params.get("resolved.examples.validation", 0)) for job in begun}
         if len(counts) < 2 or not self.metric.startswith("val/"):
             return []
         found = " and ".join(f"{count:,}" for count in sorted(counts))

@@ -219,7 +219,10 @@ def build_training(
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     data = prepare_data(plan, emit, startup_timer, resumed=resumed)
-    return build_engine(plan, data, emit, startup_timer=startup_timer)
+    setup = build_engine(plan, data, emit, startup_timer=startup_timer)
+    for event in data.late:
+        emit(event)
+    return setup
 
 
 @pause_collector()

@@ -39,7 +39,7 @@ from scaleflow.interfaces import (
     Workers,
     name_leaves,
 )
-from scaleflow.interfaces.events import Emit, Note, PhaseBegan
+from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata
@@ -67,12 +67,13 @@ MOST_TOLD = 5
 
 
 def make_look(
-    plan: Plan, source: Source, earlier: EarlierState | None, is_resumed: bool, workers: Workers, emit: Emit
+    plan: Plan, source: Source, earlier: EarlierState | None, is_resumed: bool, workers: Workers, emit: Emit, late: Emit
 ) -> Callable[[Splits], Mapping[str, Any]] | None:
     """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
 
     The data of a resumed run are compared with the schema of its first command, which is kept. The function tells what
-    it finds as `dataset.check` says. The schema has what was found about rows that belong together, as `together`.
+    it finds as `dataset.check` says. That the data cannot be looked at is told `late`: if they cannot be read either,
+    the run has that error alone. The schema has what was found about rows that belong together, as `together`.
     """
     known = earlier.state.schema if earlier is not None and is_resumed else {}
     check = plan.dataset.check
@@ -98,7 +99,8 @@ def make_look(
                 return json.dumps({"error": read_reason(error)})
             return json.dumps({"findings": [asdict(each) for each in found]})
 
-        tell_findings(json.loads(workers.from_chief(find)), check, emit)
+        answer = json.loads(workers.from_chief(find))
+        tell_findings(answer, check, late if "error" in answer else emit)
         return schema
 
     return look
@@ -245,6 +247,7 @@ class PreparedData:
     splits: Splits
     changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
     sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of that one's model
+    late: Sequence[Event] = ()  # what is told after the first examples were read
 
     def divide(self, training: Training) -> PreparedData:
         """Returns the same with global batches of another size."""
@@ -266,14 +269,18 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
-    look = make_look(plan, source, earlier, is_resumed=resumed is not None, workers=runtime.worker_sync, emit=emit)
+    late: list[Event] = []
+    look = make_look(
+        plan, source, earlier, resumed is not None, workers=runtime.worker_sync, emit=emit, late=late.append
+    )
     sizes = find_known_sizes(plan, earlier)
     folds = find_folds(plan, sizes)
     splits = dataset.prepare_splits(
         source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, earlier=earlier, look=look, folds=folds
     )
     assert splits.learned is not None
-    return PreparedData(runtime, source, splits, changes=find_changes(plan, splits.learned, emit), sizes=sizes)
+    changes = find_changes(plan, splits.learned, emit)
+    return PreparedData(runtime, source, splits, changes=changes, sizes=sizes, late=late)
 
 
 def find_known_sizes(plan: Plan, earlier: EarlierState | None) -> Mapping[str, Any]:

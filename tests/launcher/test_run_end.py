@@ -14,7 +14,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import describe_longer
-from scaleflow.launcher.run_end import describe_continuation, describe_results
+from scaleflow.launcher.run_end import describe_continuation, describe_results, describe_wait
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.runs.run_name import label_overrides, make_run_name, name_sweep
 
@@ -155,3 +155,9 @@ def test_a_run_is_named_by_its_data(plan: Any, words: list[str], name: str) -> N
     made = replace(plan(*(f"{key}={value}" for key, value in typed.items())), choices=chosen)
     resolved = {"strategy": "one_device", "precision": "float32"}
     assert make_run_name(made, resolved, "") == f"{name}-{chosen['model']}-one_device-float32"
+
+
+def test_the_last_lines_say_how_long_the_store_was_waited_for() -> None:
+    assert describe_wait(60.02, 60, is_interrupted=False) == " within tracking.flush_seconds=60"
+    assert describe_wait(14.0, 60, is_interrupted=True) == " in 14 s, when a signal ended the wait"
+    assert describe_wait(0.1, 60, is_interrupted=False) == ""

@@ -151,6 +151,7 @@ def test_a_worker_that_is_killed_ends_the_run_as_failed(command: Command) -> Non
     assert run.info.status == "FAILED"
     assert "SIGKILL" in run.data.tags["scaleflow.error"]
     assert "SIGKILL" in long.err.read_text()
+    assert "none; with cluster.max_restarts=3 a run restarts lost processes" in long.out.read_text()
     assert_all_points_are_kept(command, run)
 
 
@@ -533,3 +534,24 @@ def test_files_of_other_machines_processes_stay_in_the_folder(
         (tmp_path / name).touch()
     discard_folder(RunSpec(plan("strategy=multi_worker", "cluster=tf_config", "tracking=none"), tmp_path, 0.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events-worker-1.jsonl", "worker-1.log"]
+
+
+@pytest.mark.parametrize(
+    ("words", "restarts", "advice"),
+    [
+        ((), 0, "none; with cluster.max_restarts=3 a run restarts lost processes from the last checkpoint"),
+        (("checkpoint=none",), 0, "none; with cluster.max_restarts=3 a run restarts lost processes from the beginning"),
+        (("cluster.max_restarts=2",), 2, "2, which is the limit; a larger cluster.max_restarts allows more"),
+        (("strategy=multi_worker", "cluster=tf_config", "checkpoint=none"), 0, ""),
+    ],
+)
+def test_a_lost_process_that_is_not_restarted_is_explained(
+    plan: Any, tmp_path: Path, words: tuple[str, ...], restarts: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = {"worker": ["host0:2222", "host1:2222"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    words = ("strategy=one_device", *words)
+    monitor = SimpleNamespace(spec=RunSpec(plan("tracking=none", *words), tmp_path, 0.0), stop=None)
+    supervisor = Supervisor(monitor, SimpleNamespace())  # type: ignore[arg-type]
+    supervisor._restarts = restarts
+    assert supervisor._advise_restarts() == advice

@@ -103,3 +103,6 @@ def test_jobs_that_validate_on_different_examples_have_a_note() -> None:
     told = "val/loss is not of the same examples in all jobs (80 and 800); dataset.validation=0.1 makes it so"
     assert told in report("800", "80", "800")
     assert "same examples" not in report("80", "80")
+    begun, waiting = job(0, [], **{"resolved.examples.validation": "80"}), job(1, [])
+    interrupted = [begun, (waiting[0], RunState())]  # this job has not begun
+    assert "same examples" not in SweepReport(interrupted, ["model"], metric="val/loss").markdown()

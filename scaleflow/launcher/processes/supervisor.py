@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from scaleflow.cluster.engines import find_engine
+from scaleflow.config.plan import check_rules, set_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import Note, Restarted
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -124,8 +125,10 @@ class Supervisor:
             or not state.is_ready
             or self._monitor.recorder.refusal is not None
             or reason.would_come_again
-            or self._restarts >= self._allowed_restarts
         ):
+            return False
+        if self._restarts >= self._allowed_restarts:
+            self._monitor.restart_advice = self._advise_restarts()
             return False
         if loss := self._host.explain_loss():
             self._reason = EndReason(f"{loss}: {reason.why}")
@@ -138,6 +141,20 @@ class Supervisor:
         self._report_restart(f"{reason.why}; all processes restart from the last checkpoint")
         self._monitor.follow()
         return True
+
+    def _advise_restarts(self) -> str:
+        """Returns how a later run would survive the loss of a process; empty if it could not be restarted."""
+        plan = self._spec.plan
+        if self._spec.trial is not None:
+            return ""
+        try:
+            check_rules(set_values(plan, {"cluster.max_restarts": 3}))
+        except ConfigError:  # the launcher cannot restart such a run
+            return ""
+        if self._restarts:
+            return f"{self._restarts}, which is the limit; a larger cluster.max_restarts allows more"
+        start = "the last checkpoint" if plan.checkpoint.name != "none" else "the beginning"
+        return f"none; with cluster.max_restarts=3 a run restarts lost processes from {start}"
 
     def _report_restart(self, why: str, worker: str | None = None) -> None:
         self._restarts += 1

@@ -56,6 +56,7 @@ class RunMonitor:
         heard_at: when the last event of a worker arrived, in seconds of this process's monotonic clock. The clock of
             the worker's machine may be wrong.
         waiting_since: when the last event `waiting` or `met` arrived, by the same clock.
+        restart_advice: how a later run would survive the loss of a process that ended this one; empty otherwise.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RunMonitor:
         self.state = RunState()
         self.heard_at = 0.0
         self.waiting_since = 0.0
+        self.restart_advice = ""
         self._is_in_phase = True
         self._has_told = False
         self._on_event = on_event
