@@ -16,7 +16,7 @@ recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,14 @@ from scaleflow.config.compose import (
     compose_config,
     compose_sweep,
     find_own_modules,
+    list_keys,
     list_own_folders,
     read_app_choices,
     resolve_config,
     to_folders,
 )
+from scaleflow.config.parse import flatten_config, format_value
+from scaleflow.config.plan import DERIVED_FIELDS
 from scaleflow.config.trust import list_targets
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import make_override
@@ -57,6 +60,13 @@ from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
+
+#: The groups and the other keys at the top of a config.
+GROUPS = frozenset(each.name for each in fields(Plan)) - {*DERIVED_FIELDS}
+
+#: Sections that every whole config has, and the most values for which a message shows the overrides.
+MAIN_SECTIONS = ("dataset", "model", "optimizer", "objective", "training")
+MAX_SUGGESTED = 10
 
 
 @dataclass(frozen=True)
@@ -166,6 +176,7 @@ def run(
     folder: str | Path | None = None,
     data: Any = None,
     model: Any = None,
+    **unknown: Any,
 ) -> Result:
     """Trains, as `scaleflow` does, and returns when the run is over.
 
@@ -182,6 +193,8 @@ def run(
             metrics and optimizer. A compiled loss that differs from the loss of the run is refused, and a note names
             the compiled metrics and optimizer that are not used.
 
+        unknown: other arguments are refused; the message says how to write them.
+
     Returns:
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
 
@@ -191,6 +204,8 @@ def run(
         RunFailed: if the run began and failed.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the run is recorded.
     """
+    if unknown:
+        raise unknown_argument_error(unknown)
     objects = [None if data is None else plan_data_file(data), plan_model_file(model)]
     files = [each for each in objects if each is not None]
     if len(what) == 1 and not isinstance(what[0], str):
@@ -246,6 +261,11 @@ def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
     """Converts a config that was composed elsewhere to a `ComposedConfig`."""
     if not isinstance(config, Mapping | DictConfig):
         raise ConfigError(f"run({type(config).__name__}): expected overrides KEY=VALUE, or one config")
+    if not all(isinstance(config.get(name), Mapping | DictConfig) for name in MAIN_SECTIONS):
+        values = flatten_config({str(key): value for key, value in config.items()})
+        words = suggest_words(values) if len(values) <= MAX_SUGGESTED else []
+        advice = f"write run({', '.join(words)})" if words else 'write overrides, such as run("model=mlp")'
+        raise ConfigError(f"run({{...}}): expected a whole config, as compose(...) returns it; {advice}")
     node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
     with open_dict(resolved):
@@ -322,10 +342,40 @@ def check_outcome(outcome: Outcome, folder: Path) -> Result:
 def to_override(word: Any) -> str:
     if not isinstance(word, str):
         raise ConfigError(f"run(..., {type(word).__name__}): expected overrides KEY=VALUE, or one config alone")
+    parts = word.split()
+    keys = [part.partition("=")[0].partition(".")[0] for part in parts]
+    if len(parts) > 1 and all("=" in part for part in parts) and GROUPS.issuperset(keys):
+        words = ", ".join(f'"{part}"' for part in parts)
+        raise ConfigError(f'run("{word}"): this is one text with several overrides; write run({words})')
     return word
 
 
-@in_typed_folder
+def unknown_argument_error(unknown: Mapping[str, Any]) -> ConfigError:
+    """Returns the refusal of arguments by name, with the overrides to write instead."""
+    names, words = ", ".join(f"{name}=..." for name in unknown), suggest_words(unknown)
+    if not words:
+        return ConfigError(
+            f"run({names}): there is no such argument; write config keys as text, such as "
+            'run("model=mlp", "training.epochs=3")'
+        )
+    return ConfigError(f"run({names}): write config keys as text: run({', '.join(words)})")
+
+
+def suggest_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns the overrides that set these values, in quotation marks; the keys may lack their group.
+
+    It is empty if one of them is no key of the default config.
+    """
+    known = sorted(list_keys(compose_config(()).config), key=lambda key: not key.startswith("training."))
+    words = []
+    for name, value in values.items():
+        key = name if name in known else next((key for key in known if key.rpartition(".")[2] == name), None)
+        if key is None:
+            return []
+        words.append(f'"{key}={format_value(value)}"')
+    return words
+
+
 def run_sweep(
     *overrides: str, config_dir: Folders = (), folder: str | Path | None = None, n_jobs: int | None = None
 ) -> SweepResult:

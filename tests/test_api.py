@@ -142,6 +142,7 @@ def test_hydras_state_is_left_as_it_was() -> None:
         (("resume=nowhere",), "resume=nowhere: expected the folder of a run"),
         (({"seed": 3, "modle": {}},), "modle: there is no such key"),
         ((3,), "run(int): expected overrides KEY=VALUE, or one config"),
+        (("dataset=digits model=mlp",), 'write run("dataset=digits", "model=mlp")'),
         (("seed=1", {"seed": 3}), "run(..., dict): expected overrides KEY=VALUE, or one config alone"),
     ],
 )
@@ -191,3 +192,14 @@ def test_a_signal_before_the_run_is_ready_is_no_refusal(
     monkeypatch.setattr("scaleflow.api.launch_command", launch)
     with pytest.raises(raised):
         scaleflow.run("tracking=none")
+
+
+def test_a_key_as_an_argument_is_refused_with_the_override_to_write() -> None:
+    with pytest.raises(scaleflow.ConfigError) as refused:
+        scaleflow.run("model=mlp", epochs=3)
+    assert str(refused.value) == 'run(epochs=...): write config keys as text: run("training.epochs=3")'
+    with pytest.raises(scaleflow.ConfigError, match=r"run\(colour=...\): there is no such argument"):
+        scaleflow.run(colour=3)
+    with pytest.raises(scaleflow.ConfigError, match=r'write run\("model=mlp", "training.epochs=3"\)'):
+        scaleflow.run({"model": "mlp", "epochs": 3})
+    assert scaleflow.compose("model=mlp", "training.epochs=3").training.epochs == 3

@@ -64,6 +64,15 @@ def name_arrays(data: tuple[Any, ...] | Mapping[Any, Any]) -> dict[str, Any]:
 
     if isinstance(data, tuple) and len(data) not in (2, 3):
         raise ConfigError(f"run(data=...): a tuple of {len(data)}; give (x, y), or (x, y, weights)")
+    if (
+        isinstance(data, tuple)
+        and isinstance(data[0], tuple | list)
+        and any(hasattr(each, "shape") for each in data[0])
+    ):
+        raise ConfigError(
+            "run(data=...): the first part is a tuple of arrays; give splits by name, data={'x_train': x, 'y_train': "
+            "y, 'x_val': a, 'y_val': b}, and several inputs by name with dataset.inputs=[NAME, NAME]"
+        )
     named = zip(ARRAYS, data, strict=False) if isinstance(data, tuple) else data.items()
     arrays = {str(name): np.asarray(each) for name, each in named}
     for name, each in arrays.items():

@@ -48,6 +48,8 @@ def test_a_table_that_has_no_place_is_refused(tmp_path: Path, monkeypatch: pytes
     assert "the column 5 needs a name" in refuse(*WORDS, data=frame.rename(columns={"area": 5}))
     assert "values of several types" in refuse(*WORDS, data=frame.assign(x=["a", 1, 2] * 3))
     assert "a tuple of 1; give (x, y), or (x, y, weights)" in refuse(data=(np.ones(3),))
+    pair = np.ones((3, 2)), np.ones(3)
+    assert "data={'x_train': x, 'y_train': y" in refuse(data=(pair, pair))
     assert "x is no array of numbers or texts" in refuse(data=(np.array([[1], None], object), np.ones(2)))
     assert "the dataset is scaleflow.dataset.digits.Digits; add dataset=npz" in refuse(
         "dataset=digits", data=(np.ones((2, 1)), np.ones(2))
