@@ -9,7 +9,7 @@
 The model becomes a version of the registered model. It gets the alias champion if every condition holds:
 
 - it is better than today's champion by promotion.metric on the candidate's test split, without rows that the champion
-  was trained on: the lower end of the interval of a paired bootstrap is above promotion.tolerance. With --on FILE, they
+  was trained on: the lower end of the paired interval is above promotion.tolerance. With --on FILE, they
   are compared on all rows of that file or folder that neither was trained on;
 - metrics of its run, and slices of its report, are at least promotion.at_least; errors and losses are at most that;
 - served in a process of its own, it answers as the trained model, within promotion.most_ms and promotion.most_mb.

@@ -1,4 +1,4 @@
-"""Says whether two models differ by more than chance on the same test examples: a paired bootstrap."""
+"""Says whether two models differ by more than chance on the same test examples: a paired interval."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, find_units, load_predictions
-from scaleflow.evaluation.resampling import Resamples, Units
+from scaleflow.evaluation.resampling import Units
 from scaleflow.interfaces import Outputs, name_leaves
 from scaleflow.runs.run import Run
 
-#: The number of resamples.
-RESAMPLES = 1000
+#: The step of a numeric derivative, of a mean of size 1.
+STEP = 1e-6
 
 #: A metric of the kept predictions is taken for the one that a run reports if it differs by no more, relatively.
 SAME = 1e-3
@@ -35,22 +36,30 @@ class ExampleValues:
         with np.errstate(invalid="ignore", divide="ignore"):
             return float(self.finish((self.values * self.weights).sum(axis=0) / self.weights.sum(axis=0)))
 
-    def resample(self, resamples: Resamples) -> Array:
-        """Returns the metric of the draws, [1 + resamples]; an example that is drawn twice counts twice."""
-        weights = np.broadcast_to(self.weights, self.values.shape)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            sums, totals = (resamples.sum_columns(each)[1] for each in (self.values * weights, weights))
-            return np.asarray(self.finish(sums / totals))
+    def find_influence(self) -> Array:
+        """Returns how much the metric moves with the weight of each example, [n]."""
+        totals = self.weights.sum(axis=0)
+        is_known = totals > 0
+        means = np.where(is_known, (self.values * self.weights).sum(axis=0) / np.where(is_known, totals, 1), np.nan)
+        influence = np.zeros(len(self.values))
+        for n in np.flatnonzero(is_known):
+            size = STEP * max(1.0, abs(float(means[n])))
+            step = np.zeros(len(means))
+            step[n] = size
+            slope = float(self.finish(means + step) - self.finish(means - step)) / (2 * size)
+            weights = np.broadcast_to(self.weights, self.values.shape)[:, n]
+            influence += slope * weights * (self.values[:, n] - means[n]) / totals[n]
+        return influence
 
 
 def compare_examples(first: ExampleValues, second: ExampleValues, units: Units | None = None) -> tuple[float, float]:
-    """Returns the bounds of the difference between two models' metrics (second - first) on the same examples.
+    """Returns the bounds of the difference between two models' metrics (second - first) on the same examples, at 95 %.
 
-    A paired bootstrap: each resample draws the same examples for both. The interval is one of 95 %.
+    What an example adds to both metrics is subtracted, so what is hard for both models does not count as noise.
     """
-    resamples = Resamples(len(first.values), RESAMPLES, units=units)
-    before, now = (each.resample(resamples) for each in (first, second))
-    found = resamples.figure(second.compute() - first.compute(), now - before)
+    intervals = Intervals(len(first.values), units=units)
+    influence = second.find_influence() - first.find_influence()
+    found = intervals.number(second.compute() - first.compute(), influence)
     return found.low, found.high
 
 

@@ -90,7 +90,7 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
 def measure_examples(
     pairs: PairedPredictions, name: str, values: tuple[float, float]
 ) -> tuple[float | None, float | None, str]:
-    """Returns the bounds of a difference by a paired bootstrap, and what they are based on, or why there are none."""
+    """Returns the bounds of a difference on the same examples, and their basis, or why there are none."""
     from scaleflow.comparison.examples import compare_examples
 
     split, _, metric = name.partition("/")
@@ -105,7 +105,7 @@ def measure_examples(
     over = f" in {pairs.units.describe()}" if pairs.units else ""
     if math.isnan(low):
         return None, None, f"{NOT_KNOWN}: all examples are{over}"
-    return low, high, f"{pairs.count:,} {pairs.split} examples{over}, resampled".replace(" all ", " ")
+    return low, high, f"{pairs.count:,} {pairs.split} examples{over}, paired".replace(" all ", " ")
 
 
 def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, str] | None:

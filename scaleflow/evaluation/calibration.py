@@ -91,8 +91,7 @@ def choose_threshold(
         chance: the probability of 1, [n].
         weights: [n], at least 0.
     """
-    scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights[None])
-    found, alarms = found[0], alarms[0]
+    scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights)
     if scores[0] < 1:  # a threshold that no row reaches
         scores, found, alarms = (np.append(first, each) for first, each in ((1, scores), (0, found), (0, alarms)))
     precision, recall = divide_or(found, found + alarms), divide_or(found, found[-1:])

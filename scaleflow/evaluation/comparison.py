@@ -10,15 +10,13 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, choose_form
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions, find_units
-from scaleflow.evaluation.resampling import Figure, Resamples, Units
+from scaleflow.evaluation.resampling import CONFIDENCE, Figure, Units
 from scaleflow.interfaces import name_leaves, name_metric
 
 Array = np.ndarray[Any, Any]
-
-#: The resamples of an interval that decides.
-MOST_RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class PairedDifference:
     Attributes:
         metric: the mean of the examples' scores, such as `accuracy` or `price/mae`.
         is_error: whether a smaller one is better.
-        difference: from the other one, with the interval of a paired bootstrap.
+        difference: from the other one, with its paired interval.
         better, worse: the examples that it predicts better, or worse, than the other one.
         over: the units that the intervals are of, such as `12 groups of customer`; empty if each example is one.
     """
@@ -85,13 +83,13 @@ class PairedScores:
         sums = self.gains if self.units is None else np.bincount(self.units.numbers, self.gains)
         return int(np.count_nonzero(sums))
 
-    def resample(self, count: int, **options: Any) -> Resamples:
-        """Returns resamples of the examples, with options of `Resamples`."""
-        return Resamples(len(self.scores), count, self.weights, units=self.units, **options)
+    def make_intervals(self, confidence: float = CONFIDENCE) -> Intervals:
+        """Returns what makes the intervals of figures of the examples."""
+        return Intervals(len(self.scores), self.weights, self.units, confidence)
 
     def measure_gain(self, confidence: float) -> Figure:
-        """Returns the mean gain of two or more examples with its interval, by the paired bootstrap."""
-        return self.resample(MOST_RESAMPLES, confidence=confidence, is_expanded=True).mean(self.gains)
+        """Returns the mean gain of two or more examples with its paired interval."""
+        return self.make_intervals(confidence).mean(self.gains)
 
 
 def count_not_finite(predictions: Predictions) -> int:
@@ -129,7 +127,7 @@ def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores
         yield PairedScores(metric, own.is_error, examples, scores=scores, others=others, weights=of_rows, units=units)
 
 
-def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[PairedDifference]:
+def compare_predictions(model: Predictions, other: Predictions) -> list[PairedDifference]:
     """Compares each output of a model with that of another one.
 
     Raises ConfigError if they are not of the same examples, or the models have other outputs.
@@ -138,14 +136,14 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
         raise ConfigError(f"the predictions are of different examples: {describe_of(model)} and {describe_of(other)}")
     found = []
     for pair in pair_scores(model, other):
-        resamples = pair.resample(count)
+        intervals = pair.make_intervals()
         found.append(
             PairedDifference(
                 pair.metric,
                 pair.is_error,
                 len(pair.scores),
-                value=resamples.mean(pair.scores),
-                difference=resamples.mean(pair.scores - pair.others),
+                value=intervals.mean(pair.scores, is_error=pair.is_error, is_rate=not pair.is_error),
+                difference=intervals.mean(pair.scores - pair.others),
                 better=int((pair.gains > 0).sum()),
                 worse=int((pair.gains < 0).sum()),
                 over=pair.units.describe() if pair.units else "",

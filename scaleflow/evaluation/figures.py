@@ -13,19 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from scaleflow.evaluation.intervals import (
+    MOST_RARE,
+    RARE_SHARE,
+    Intervals,
+    Rates,
+    bound_calibration_error,
+    find_low_area,
+)
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.evaluation.resampling import Figure, count_effective
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.quantiles import weighted_quantiles
 
 #: Bins of equal width of the confidence, for the reliability diagram and the calibration error (Guo et al. 2017).
 BINS = 10
-
-#: Ranking figures take a sort and two running sums for each class: fewer resamples are enough for their intervals.
-RANKED_RESAMPLES = 200
-
-#: Where units are drawn, scores are rounded to so many steps.
-MOST_STEPS = 1000
 
 #: The powers of probabilities that a calibration tries, its rounds for each, the examples that it uses, and the least
 #: probability that it sees.
@@ -131,24 +133,42 @@ def count_confusion(data: Classes, weights: Array) -> Array:
     return np.bincount(data.target * count + data.predicted, weights, count**2).reshape(count, count)
 
 
-def measure_classes(data: Classes, resamples: Resamples) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
+def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
     """Returns the figures of all examples, and a row for each class: its figures and its counts."""
-    count, weights = len(data.names), resamples.weights
-    groups = (data.target, data.predicted, np.where(data.is_correct, data.target, count))
-    exact = [np.bincount(group, weights, count + 1)[:count] for group in groups]
-    drawn = [resamples.sum_classes(group, count + 1)[:, :count] for group in groups]
+    rates = rate_classes(data, intervals)
     figures = {
-        "accuracy": resamples.mean(data.is_correct),
-        "balanced_accuracy": resamples.figure(mean_recall(*exact), mean_recall(*drawn), is_rate=True),
-        "macro_f1": resamples.figure(macro_f1(*exact), macro_f1(*drawn), is_rate=True),
-        "log_loss": resamples.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
+        "accuracy": intervals.mean(data.is_correct),
+        "balanced_accuracy": intervals.average(rates["recall"]),
+        "macro_f1": intervals.average(rates["f1"]),
+        "log_loss": intervals.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
     }
-    figures |= {f"top_{k}_accuracy": resamples.mean(data.rank <= k) for k in (3, 5) if count > 2 * k}
-    figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, resamples)
-    rows = make_class_rows(data.names, exact, drawn, resamples=resamples)
+    figures |= {f"top_{k}_accuracy": intervals.mean(data.rank <= k) for k in (3, 5) if len(data.names) > 2 * k}
+    figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, intervals)
+    counts = [np.bincount(group, intervals.weights, len(data.names)) for group in (data.target, data.predicted)]
+    rows = make_class_rows(data.names, counts[0], counts[1], rates)
     if data.chances is not None:
-        figures |= rank_all_classes(data, data.chances, resamples, rows=rows)
+        figures |= rank_all_classes(data, data.chances, intervals, rows=rows)
     return figures, rows
+
+
+def rate_classes(data: Classes, intervals: Intervals) -> dict[str, Rates]:
+    """Returns precision, recall and F1 of each class."""
+    count = len(data.names)
+    wrong = np.flatnonzero(~data.is_correct)
+    entries = np.concatenate([np.arange(len(data.target)), wrong])  # a mistake is one of two classes
+    classes = np.concatenate([data.target, data.predicted[wrong]])
+    is_hit = np.concatenate([data.is_correct, np.zeros(len(wrong), bool)])
+    overlap = intervals.rate_groups(classes, count, is_hit, rows=entries)
+    return {
+        "precision": intervals.rate_groups(data.predicted, count, data.is_correct),
+        "recall": intervals.rate_groups(data.target, count, data.is_correct),
+        "f1": overlap.transform(to_f1),
+    }
+
+
+def to_f1(overlap: Array) -> Array:
+    """Returns F1 for an intersection over union, which is a share of examples."""
+    return np.asarray(2 * overlap / (1 + overlap))
 
 
 #: The least probability whose logarithm is taken, as in scikit-learn.
@@ -161,45 +181,16 @@ def divide_or(values: Array, by: Array, otherwise: float = 0.0) -> Array:
         return np.asarray(np.where(by > 0, values / by, otherwise))
 
 
-def rate_classes(support: Array, predicted: Array, correct: Array) -> dict[str, Array]:
-    """Returns precision, recall and F1 of each class, [..., classes]; 0 where they are not defined."""
-    return {
-        "precision": divide_or(correct, predicted),
-        "recall": divide_or(correct, support),
-        "f1": divide_or(2 * correct, support + predicted),
-    }
-
-
 def make_class_rows(
-    names: Sequence[str],
-    exact: Sequence[Array],
-    drawn: Sequence[Array],
-    resamples: Resamples,
-    rate: Callable[..., dict[str, Array]] = rate_classes,
+    names: Sequence[str], support: Array, predicted: Array, rates: Mapping[str, Rates]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each class, from the sums (true, predicted, both), [classes] and [1 + resamples, classes]."""
-    pairs = zip(rate(*exact).items(), rate(*drawn).values(), strict=True)
-    figures = {name: resamples.figures(values, resampled, is_rate=True) for (name, values), resampled in pairs}
-    return [
-        {
-            "class": name,
-            "support": float(exact[0][n]),
-            "predicted": float(exact[1][n]),
-            **{key: each[n] for key, each in figures.items()},
-        }
-        for n, name in enumerate(names)
-    ]
-
-
-def mean_recall(support: Array, predicted: Array, correct: Array) -> Any:
-    """Returns the mean recall of the classes that occur, [...]."""
-    return divide_or(divide_or(correct, support).sum(axis=-1), (support > 0).sum(axis=-1))
-
-
-def macro_f1(support: Array, predicted: Array, correct: Array) -> Any:
-    """Returns the mean F1 of the classes that occur or are predicted, [...]."""
-    occurs = (support + predicted > 0).sum(axis=-1)
-    return divide_or(rate_classes(support, predicted, correct)["f1"].sum(axis=-1), occurs)
+    """Returns a row for each class, from the weights of its examples and of its predictions, both [classes]."""
+    figures = {name: each.figures() for name, each in rates.items()}
+    rows = []
+    for n, name in enumerate(names):
+        counts = {"support": float(support[n]), "predicted": float(predicted[n])}
+        rows.append({"class": name, **counts, **{key: each[n] for key, each in figures.items()}})
+    return rows
 
 
 # Ranking -------------------------------------------------------------------------------------
@@ -225,53 +216,58 @@ class Ranking:
 
 
 def rank_all_classes(
-    data: Classes, chances: Array, resamples: Resamples, rows: Sequence[dict[str, Any]]
+    data: Classes, chances: Array, intervals: Intervals, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Figure]:
     """Adds the areas of each class to its row, and returns their means; of two classes those of the second."""
     if len(data.names) == 2:
-        ranking = rank_scores(chances[:, 1], data.target == 1, resamples)
+        ranking = rank_scores(chances[:, 1], data.target == 1, intervals)
         return {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
     for n, row in enumerate(rows):
-        ranking = rank_scores(chances[:, n], data.target == n, resamples)
+        ranking = rank_scores(chances[:, n], data.target == n, intervals)
         row |= {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
     return {}
 
 
-def rank_scores(scores: Array, is_positive: Array, resamples: Resamples) -> Ranking:
-    """Returns how well scores [n] rank the positives [n] bool before the others."""
-    thresholds, *curve = accumulate(scores, is_positive, resamples.weights[None])
-    values, most = areas(*curve), 1 + RANKED_RESAMPLES
-    if resamples.members is None:
-        drawn = areas(*accumulate(resamples.take(scores), resamples.take(is_positive), resamples.draws[:most])[1:])
-    else:
-        steps = min(len(thresholds), MOST_STEPS)
-        step = np.searchsorted(-thresholds, -scores) * steps // max(1, len(thresholds))
-        sums = (resamples.sum_classes(step, steps, is_kind, most=most) for is_kind in (is_positive, ~is_positive))
-        drawn = areas(*(np.cumsum(each, axis=1, dtype=np.float64) for each in sums))
-    auc, precision = (resamples.figure(float(v[0]), each, is_rate=True) for v, each in zip(values, drawn, strict=True))
-    true, false = (each[0] for each in curve)
-    false_rate, true_rate, share = divide_or(false, false[-1]), divide_or(true, true[-1]), divide_or(true, true + false)
-    return Ranking(auc, precision, false_rate, true_rate=true_rate, precision=share, thresholds=thresholds)
+def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Ranking:
+    """Returns how well scores [n] rank the positives [n] bool before the others.
+
+    The influence of a row on the area under the ROC curve is its placement (DeLong et al. 1988). On the average
+    precision it is what the row adds to the precision at its own score, and at all lower ones.
+    """
+    thresholds, true, false = accumulate(scores, is_positive, intervals.weights)
+    true_steps, false_steps = (np.diff(each, prepend=0.0) for each in (true, false))
+    positives, others = (float(each[-1]) if len(each) else 0.0 for each in (true, false))
+    precision = divide_or(true, true + false)
+    step = np.searchsorted(-thresholds, -scores)  # the threshold of each row
+    auc = average = Figure(math.nan)
+    counts = [count_effective(intervals.sum_units(intervals.weights * each)) for each in (is_positive, ~is_positive)]
+    if positives:
+        value = float(precision @ true_steps) / positives
+        share = true_steps / positives * divide_or(np.ones(len(true)), np.square(true + false))
+        at_lower = [np.cumsum((share * each)[::-1])[::-1][step] for each in (false, true)]
+        added = np.where(is_positive, (precision[step] - value) / positives + at_lower[0], -at_lower[1])
+        average = intervals.area(value, intervals.weights * added, counts[0])
+    if positives and others:
+        value = float((true - true_steps / 2) @ false_steps) / positives / others
+        above, below = (others - false + false_steps / 2) / others, (true - true_steps / 2) / positives
+        placements = np.where(is_positive, above[step], below[step])
+        added = (placements - value) / np.where(is_positive, positives, others)
+        auc = intervals.area(value, intervals.weights * added, min(counts))
+        is_rare = is_positive if counts[0] <= counts[1] else ~is_positive
+        if value > 0.5 and min(counts) <= min(MOST_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
+            auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
+    false_rate, true_rate = (divide_or(each, np.array(total)) for each, total in ((false, others), (true, positives)))
+    return Ranking(auc, average, false_rate, true_rate=true_rate, precision=precision, thresholds=thresholds)
 
 
-def accumulate(scores: Array, is_positive: Array, draws: Array) -> tuple[Array, Array, Array]:
-    """Returns distinct scores, descending, and the positives and the others with at least each, [draws, thresholds]."""
+def accumulate(scores: Array, is_positive: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Returns distinct scores, descending, and the weights of positives and of others with at least each."""
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    drawn = draws[:, order].astype(np.float64)
-    true, total = (np.cumsum(each, axis=1)[:, ends] for each in (drawn * is_positive[order], drawn))
-    return scores[order][ends], true, total - true
-
-
-def areas(true: Array, false: Array) -> tuple[Array, Array]:
-    """Returns the area under the ROC curve and the average precision of each draw; NaN if a class does not occur."""
-    positives, others = true[:, -1:], false[:, -1:]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        true_steps, false_steps = (np.diff(each, axis=1, prepend=0.0) for each in (true, false))
-        auc = ((true - true_steps / 2) * false_steps).sum(axis=1) / (positives * others)[:, 0]
-        precision = (divide_or(true, true + false) * true_steps).sum(axis=1) / positives[:, 0]
-    is_both = (positives > 0) & (others > 0)
-    return np.where(is_both[:, 0], auc, np.nan), np.where(positives[:, 0] > 0, precision, np.nan)
+    is_hit = is_positive[order]
+    ordered = weights[order].astype(np.float64)
+    true = np.cumsum(ordered * is_hit)[ends]
+    return scores[order][ends], true, np.cumsum(ordered * ~is_hit)[ends]
 
 
 def name_thresholds(
@@ -326,12 +322,9 @@ def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Arra
     return total, sure, right
 
 
-def measure_calibration(confidence: Array, is_correct: Array, resamples: Resamples) -> Figure:
+def measure_calibration(confidence: Array, is_correct: Array, intervals: Intervals) -> Figure:
     """Returns the expected calibration error: the mean distance of confidence and accuracy over the bins."""
-    total, sure, right = sum_bins(confidence, is_correct, resamples.weights)
-    value = float(np.abs(sure - right).sum() / total.sum()) if total.sum() else float("nan")
-    gaps = resamples.sum_classes(bin_confidence(confidence), BINS, confidence - is_correct)
-    return resamples.figure(value, np.abs(gaps).sum(axis=1) / resamples.totals)
+    return bound_calibration_error(intervals, bin_confidence(confidence), BINS, confidence - is_correct)
 
 
 def find_chance_error(confidence: Array, weights: Array, units: Array | None = None, count: int = 200) -> float:
@@ -414,8 +407,8 @@ QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 Rows = list[dict[str, Any]]
 
 
-#: Makes resamples of some rows of the table of predictions.
-Resample = Callable[[Array], Resamples]
+#: Makes the intervals of some rows of the table of predictions.
+MakeIntervals = Callable[[Array], Intervals]
 
 
 @dataclass(frozen=True)
@@ -450,27 +443,24 @@ class Vectors:
         """Returns column `n` of values [n, k] for the examples that have it."""
         return np.asarray(values[self.is_used[:, n], n])
 
-    def resample_column(self, n: int, resample: Resample, resamples: Resamples) -> Resamples:
-        """Returns resamples of the examples that have column `n`; `resamples` are those of all."""
-        return resamples if self.is_used[:, n].all() else resample(self.rows[self.is_used[:, n]])
+    def select_intervals(self, n: int, make_intervals: MakeIntervals, intervals: Intervals) -> Intervals:
+        """Returns the intervals of the examples that have column `n`; `intervals` are those of all."""
+        return intervals if self.is_used[:, n].all() else make_intervals(self.rows[self.is_used[:, n]])
 
     def average(self, values: Array) -> Array:
         """Averages values [n, k] over what each example has, [n]."""
         return np.asarray((values * self.is_used).sum(axis=1) / self.is_used.sum(axis=1))
 
-    def mean(self, values: Array, resamples: Resamples, finish: Any = None, is_error: bool = False) -> Figure:
-        """Returns the mean of values [n, k] over all that are used, as the metrics of training."""
-        if self.is_complete:
-            return resamples.mean(values.mean(axis=1), finish, is_error=is_error)
-        sums = np.stack([(values * self.is_used).sum(axis=1), self.is_used.sum(axis=1)], axis=1).astype(np.float64)
-        exact, drawn = resamples.sum_columns(sums)
-        finish = finish or np.asarray
-        value = float(finish(divide_or(exact[0], exact[1], np.nan)))
-        return resamples.figure(value, finish(divide_or(drawn[:, 0], drawn[:, 1], np.nan)), is_error=is_error)
+    def mean(self, values: Array, intervals: Intervals, finish: Any = None, is_error: bool = False) -> Figure:
+        """Returns the mean of values [n, k] over all that are used, as the metrics of training; bool is a rate."""
+        is_rate = values.dtype == bool
+        sums = (values * self.is_used).sum(axis=1).astype(np.float64)
+        amounts = self.is_used.sum(axis=1).astype(np.float64)
+        return intervals.ratio(sums, amounts, finish, is_error=is_error, is_rate=is_rate)
 
 
 def measure_values(
-    names: Sequence[str], data: Vectors, resamples: Resamples, resample: Resample
+    names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
 ) -> tuple[dict[str, Figure], Rows]:
     """Returns the figures of values [n, k], and a row for each of them if there are several.
 
@@ -480,7 +470,7 @@ def measure_values(
     measured = []
     for n in range(len(names)):
         if data.is_used[:, n].any():
-            of_column = data.resample_column(n, resample, resamples)
+            of_column = data.select_intervals(n, make_intervals, intervals)
             found = measure_one(data.column(n, data.target), data.column(n, errors), of_column)
         else:
             found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Figure(math.nan))
@@ -491,32 +481,54 @@ def measure_values(
         {"value": name, "examples": int(data.is_used[:, n].sum()), **each}
         for n, (name, each) in enumerate(zip(names, measured, strict=True))
     ]
-    r2 = [each["r2"].value for n, each in enumerate(measured) if data.is_used[:, n].any() or data.bad_columns[n]]
+    r2 = explain_all(data, errors, intervals, make_intervals)
     figures = {
-        "mae": data.mean(np.abs(errors), resamples, is_error=True),
-        "rmse": data.mean(np.square(errors), resamples, np.sqrt, is_error=True),
-        "r2": Figure(float(np.mean(r2)) if r2 else math.nan),
+        "mae": data.mean(np.abs(errors), intervals, is_error=True),
+        "rmse": data.mean(np.square(errors), intervals, np.sqrt, is_error=True),
+        "r2": r2,
     }
     return (dict.fromkeys(figures, Figure(math.nan)) if data.bad_columns.any() else figures), rows
 
 
-def measure_one(target: Array, errors: Array, resamples: Resamples) -> dict[str, Figure]:
+def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str, Figure]:
     """Returns the figures of one value, from targets and errors [n]."""
-    centred = target - np.average(target, weights=resamples.weights)
-    columns = np.stack([np.ones(len(target)), centred, centred**2, errors**2], axis=1)
-    exact, drawn = resamples.sum_columns(columns)
-
-    def explain(sums: Array) -> Array:
-        total, first, second, squared = np.moveaxis(sums, -1, 0)
-        variance = second - first**2 / total
-        return 1 - divide_or(squared, variance, np.nan)
-
     return {
-        "mae": resamples.mean(np.abs(errors), is_error=True),
-        "rmse": resamples.mean(errors**2, np.sqrt, is_error=True),
-        "r2": resamples.figure(float(explain(exact)), explain(drawn)),
-        "bias": resamples.mean(errors),
+        "mae": intervals.mean(np.abs(errors), is_error=True),
+        "rmse": intervals.mean(errors**2, np.sqrt, is_error=True),
+        "r2": explain(*find_unexplained(target, errors, intervals), intervals),
+        "bias": intervals.mean(errors),
     }
+
+
+def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_intervals: MakeIntervals) -> Figure:
+    """Returns the mean of the coefficients of determination of the values that some example has."""
+    values = []
+    influence = np.zeros(len(data.rows))
+    for n in np.flatnonzero(data.is_used.any(axis=0)).tolist():
+        of_column = data.select_intervals(n, make_intervals, intervals)
+        value, own = find_unexplained(data.column(n, data.target), data.column(n, errors), of_column)
+        values.append(value)
+        influence[data.is_used[:, n]] += own
+    if not values:
+        return Figure(math.nan)
+    return explain(float(np.mean(values)), influence / len(values), intervals)
+
+
+def find_unexplained(target: Array, errors: Array, intervals: Intervals) -> tuple[float, Array]:
+    """Returns the share of the variance of targets [n] that errors [n] have, and the influence of each row on it."""
+    weights = intervals.weights
+    spread = np.square(target - np.average(target, weights=weights)) if weights.any() else np.zeros(len(target))
+    total = float(weights @ spread)
+    if not total:
+        return math.nan, np.zeros(len(target))
+    value = float(weights @ errors**2) / total
+    return value, weights * (errors**2 - value * spread) / total
+
+
+def explain(unexplained: float, influence: Array, intervals: Intervals) -> Figure:
+    """Returns the coefficient of determination, which is at most 1."""
+    value, low, high = intervals.error(unexplained, influence)
+    return Figure(1 - value, 1 - high, 1 - low)
 
 
 def find_error_quantiles(errors: Array, weights: Array) -> Rows:
@@ -527,7 +539,7 @@ def find_error_quantiles(errors: Array, weights: Array) -> Rows:
 
 
 def measure_labels(
-    names: Sequence[str], data: Vectors, resamples: Resamples, resample: Resample
+    names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
 ) -> tuple[dict[str, Figure], Rows]:
     """Returns the figures of labels [n, labels], and a row for each label, which is measured on the examples that have
     it.
@@ -535,22 +547,22 @@ def measure_labels(
     assert data.chances is not None
     target, predicted = data.target > 0.5, data.prediction > 0.5
     is_right = target == predicted
-    counted = (target & data.is_used, predicted & data.is_used, target & predicted & data.is_used)
-    parts = [resamples.sum_columns(each.astype(np.float64)) for each in counted]
-    exact, drawn = ([part[n] for part in parts] for n in (0, 1))
-    f1, drawn_f1 = (rate_classes(*each)["f1"] for each in (exact, drawn))
     is_known = np.asarray(data.is_used.any(axis=0))
-    macro = (f1[is_known].mean(), drawn_f1[:, is_known].mean(axis=1)) if is_known.any() else (math.nan, drawn_f1[:, 0])
+    counted, answered = target & data.is_used, predicted & data.is_used
+    rates = rate_columns(counted, answered, counted & answered, counted | answered, intervals)
+    del rates["iou"]
+    macro = rates["f1"].select(is_known)
     figures = {
-        "accuracy": data.mean(is_right, resamples),
-        "exact_match": resamples.mean((is_right | ~data.is_used).all(axis=1)),
-        "macro_f1": resamples.figure(float(macro[0]), macro[1], is_rate=True),
+        "accuracy": data.mean(is_right, intervals),
+        "exact_match": intervals.mean((is_right | ~data.is_used).all(axis=1)),
+        "macro_f1": intervals.average(macro, of_all=True),
     }
-    rows = make_class_rows(names, exact, drawn, resamples=resamples)
+    weights = intervals.weights
+    rows = make_class_rows(names, weights @ counted, weights @ answered, rates)
     for n, row in enumerate(rows):
         if not data.is_complete:
             row["examples"] = int(data.is_used[:, n].sum())
-        of_column = data.resample_column(n, resample, resamples)
+        of_column = data.select_intervals(n, make_intervals, intervals)
         if not is_known[n]:
             row |= {"roc_auc": Figure(math.nan), "average_precision": Figure(math.nan)}
             continue
@@ -559,8 +571,19 @@ def measure_labels(
     return figures, rows
 
 
+def rate_columns(true: Array, predicted: Array, both: Array, either: Array, intervals: Intervals) -> dict[str, Rates]:
+    """Returns the rates of labels or of the classes of positions, from counts of each example, [n, labels]."""
+    overlap = intervals.rate_columns(both, either)
+    return {
+        "iou": overlap,
+        "precision": intervals.rate_columns(both, predicted),
+        "recall": intervals.rate_columns(both, true),
+        "f1": overlap.transform(to_f1),
+    }
+
+
 def measure_positions(
-    columns: Mapping[str, Array], names: Sequence[str], is_sequence: bool, resamples: Resamples
+    columns: Mapping[str, Array], names: Sequence[str], is_sequence: bool, intervals: Intervals
 ) -> tuple[dict[str, Figure], Rows]:
     """Returns the figures of an output with many positions, and a row for each class if its positions are counted.
 
@@ -570,10 +593,9 @@ def measure_positions(
     """
     positions = columns["positions"].astype(np.float64)
 
-    def average(name: str, finish: Any = np.asarray) -> Figure:
-        sums, drawn = resamples.sum_columns(np.stack([columns[name] * positions, positions], axis=1))
-        value = finish(divide_or(sums[0], sums[1], np.nan))
-        return resamples.figure(float(value), finish(divide_or(drawn[:, 0], drawn[:, 1], np.nan)))
+    def average(name: str, finish: Any = None) -> Figure:
+        is_rate = name == "correct"
+        return intervals.ratio(columns[name] * positions, positions, finish, is_error=not is_rate, is_rate=is_rate)
 
     if "mean_error" in columns:
         return {"mae": average("mean_error"), "rmse": average("squared_error", np.sqrt)}, []
@@ -582,15 +604,8 @@ def measure_positions(
         figures["perplexity"] = average("loss", np.exp)
     if "both" not in columns:
         return figures, []
-    parts = [resamples.sum_columns(columns[name].astype(np.float64)) for name in ("true", "predicted", "both")]
-    exact, drawn = ([part[n] for part in parts] for n in (0, 1))
-    overlaps = [overlap_classes(*each)["iou"] for each in (exact, drawn)]
-    with np.errstate(invalid="ignore"):
-        means = [np.nanmean(each, axis=-1) for each in overlaps]
-    figures["mean_iou"] = resamples.figure(float(means[0]), means[1], is_rate=True)
-    return figures, make_class_rows(names, exact, drawn, resamples=resamples, rate=overlap_classes)
-
-
-def overlap_classes(true: Array, predicted: Array, both: Array) -> dict[str, Array]:
-    """Returns the intersection over union of each class, [..., classes], NaN where it does not occur, and its rates."""
-    return {"iou": divide_or(both, true + predicted - both, np.nan), **rate_classes(true, predicted, both)}
+    true, predicted, both = (columns[name].astype(np.float64) for name in ("true", "predicted", "both"))
+    rates = rate_columns(true, predicted, both, true + predicted - both, intervals)
+    figures["mean_iou"] = intervals.average(rates["iou"])
+    weights = intervals.weights
+    return figures, make_class_rows(names, weights @ true, weights @ predicted, rates)

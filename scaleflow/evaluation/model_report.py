@@ -10,7 +10,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
@@ -331,7 +331,7 @@ def make_report(
     """
     context = context or KnownOfRun()
     analyses = [
-        analyse_output(predictions, name, described, resample_count=options.intervals, costs=options.costs)
+        analyse_output(predictions, name, described, interval_count=options.intervals, costs=options.costs)
         for name, described in name_leaves(predictions.outputs).items()
     ]
     own, missing = add_own_figures(predictions, analyses, metrics or {}, seconds=options.seconds)
@@ -376,7 +376,7 @@ def make_report(
 def list_slices(
     predictions: Predictions, analyses: Sequence[OutputAnalysis], reader: InputReader, count: int
 ) -> list[Row]:
-    """Returns the slices of all outputs, the weak ones first; `count` resamples make an interval."""
+    """Returns the slices of all outputs, the weak ones first; with a `count` of 0 without intervals."""
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
     sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
@@ -399,13 +399,48 @@ def add_own_figures(
     for each in analyses if metrics else ():
         found, faults = measure_own(predictions, each.name, outputs[each.name], metrics=metrics, seconds=seconds)
         faults |= dict.fromkeys(found.keys() & each.figures.keys(), "the report has a figure of this name; use another")
-        added = {name: figure for name, figure in found.items() if name not in faults}
+        added = {
+            name: find_same(metrics[name], figure, each) or figure
+            for name, figure in found.items()
+            if name not in faults
+        }
         each.figures.update(added)
         own += [name_metric(each.name, name) for name in added]
         missing += [
             Finding("metric", f"{name_metric(each.name, n)} is missing: {why}", "") for n, why in faults.items()
         ]
     return own, missing
+
+
+#: The figures of a report that functions of scikit-learn compute, too.
+SAME_FIGURES = {
+    "accuracy_score": "accuracy",
+    "balanced_accuracy_score": "balanced_accuracy",
+    "roc_auc_score": "roc_auc",
+    "average_precision_score": "average_precision",
+    "precision_score": "precision",
+    "recall_score": "recall",
+    "f1_score": "f1",
+    "log_loss": "log_loss",
+    "mean_absolute_error": "mae",
+    "root_mean_squared_error": "rmse",
+    "r2_score": "r2",
+}
+
+
+def find_same(metric: Callable[..., Any], found: Figure, analysis: OutputAnalysis) -> Figure | None:
+    """Returns the figure of the report that a metric of scikit-learn computes again, so that it has one interval."""
+    function = getattr(metric, "func", metric)
+    if not str(getattr(function, "__module__", "")).startswith("sklearn."):
+        return None
+    name = SAME_FIGURES.get(str(getattr(function, "__name__", "")), "")
+    figures = [analysis.figures.get(name), analysis.figures.get(f"{name}_at_threshold")]
+    if len(analysis.classes) == 2:
+        figures.append(analysis.classes[1].get(name))
+    for figure in figures:
+        if figure is not None and math.isclose(figure.value, found.value, rel_tol=1e-6, abs_tol=1e-9):
+            return figure
+    return None
 
 
 def name_decided(analysis: OutputAnalysis) -> OutputAnalysis:
@@ -428,8 +463,7 @@ def describe_examples_of(
     of = f"a fixed sample of {kept} of the {whole}" if predictions.is_sample else f"all {kept}"
     weighted = ", weighted" if predictions.weights() is not None else ""
     over = f" over {predictions.units.describe()}" if predictions.units else ""
-    bootstrap = f" In brackets: 95 % bootstrap intervals{over}, {options.intervals:,} resamples."
-    interval = bootstrap if options.intervals else ""
+    interval = f" In brackets: 95 % intervals{over}." if options.intervals else ""
     counts = {each.name: len(each.rows) for each in analyses if len(each.rows) < len(predictions.table)}
     used = "".join(
         f" {f'{name}: ' if name else ''}{count:,} of them have a target and an output to compare with it."
@@ -553,8 +587,7 @@ def describe_metrics(
         "split": predictions.split,
         "examples": predictions.examples,
         "kept": len(predictions.table),
-        "resamples": options.intervals,
-        "resampled": predictions.units.describe() if predictions.units else "examples",
+        "intervals_over": predictions.units.describe() if predictions.units else "examples",
         "outputs": {
             each.name: {
                 "examples": len(each.rows),

@@ -19,8 +19,8 @@ from scaleflow.evaluation.collector import choose_form
 from scaleflow.evaluation.figures import (
     BINS,
     Classes,
+    MakeIntervals,
     Ranking,
-    Resample,
     Vectors,
     calibrate,
     count_confusion,
@@ -271,51 +271,56 @@ def analyse_output(
     predictions: Predictions,
     output: str,
     described: Outputs,
-    resample_count: int = 0,
+    interval_count: int = 0,
     costs: tuple[float, float] | None = None,
 ) -> OutputAnalysis:
     """Computes what the kept predictions of an output show.
 
     Args:
-        resample_count: the number of resamples for the intervals; 0: none.
+        interval_count: `evaluation.intervals`; 0: figures have no intervals.
         costs: of a missed positive of two classes, and of a false alarm; None: the user gives none.
     """
-    resample = functools.partial(predictions.resample, resample_count)
+    make_intervals = functools.partial(predictions.make_intervals, is_wanted=interval_count > 0)
     form = choose_form(described)
     if form in ("class", "best"):
         data = read_classes(predictions, output, described)
-        return analyse_classes(output, described, data, resample=resample, costs=costs)
+        return analyse_classes(output, described, data, make_intervals=make_intervals, costs=costs)
     if form == "positions":
-        return analyse_positions(predictions, output, described, resample=resample)
-    return analyse_vectors(predictions, output, described, resample=resample)
+        return analyse_positions(predictions, output, described, make_intervals=make_intervals)
+    return analyse_vectors(predictions, output, described, make_intervals=make_intervals)
 
 
 def analyse_classes(
-    output: str, described: Outputs, data: Classes, resample: Resample, costs: tuple[float, float] | None
+    output: str,
+    described: Outputs,
+    data: Classes,
+    make_intervals: MakeIntervals,
+    costs: tuple[float, float] | None,
 ) -> OutputAnalysis:
     if not len(data.rows):
         return make_empty_analysis(output, "accuracy")
-    resamples, threshold = resample(data.rows), described.threshold
-    figures, rows = measure_classes(data, resamples)
+    intervals = make_intervals(data.rows)
+    threshold = described.threshold
+    figures, rows = measure_classes(data, intervals)
     if threshold is not None:  # metrics of these names are those of the likelier class
         figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
         figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
     if costs is not None and len(data.names) == 2:
         miss_cost, alarm_cost = costs
         is_missed, is_alarm = (data.target == 1) & ~data.is_correct, (data.target == 0) & ~data.is_correct
-        figures["cost_at_threshold"] = resamples.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
-    counts, weights = count_confusion(data, resamples.weights), resamples.weights
+        figures["cost_at_threshold"] = intervals.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
+    counts, weights = count_confusion(data, intervals.weights), intervals.weights
     is_covered = np.array([], bool)
     if described.set_threshold is not None and data.chances is not None:
         sets = find_sets(described, data.chances)
         is_covered = sets[np.arange(len(sets)), data.target]
-        figures |= {"coverage": resamples.mean(is_covered), "set_size": resamples.mean(sets.sum(axis=1))}
+        figures |= {"coverage": intervals.mean(is_covered), "set_size": intervals.mean(sets.sum(axis=1))}
     answered = data.select(data.is_answered)
     calibrated = calibrate(answered, weights[data.is_answered])
     facts: dict[str, Any] = {
         "not_finite": int((~data.is_answered).sum()),
         "covered": is_covered,
-        "chance error": find_chance_error(data.confidence, weights, resamples.members) if len(data.rows) else np.nan,
+        "chance error": find_chance_error(data.confidence, weights, intervals.members) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
         "gain": find_gain(calibrated, weights[data.is_answered]) if data.chances is not None else 0.0,
     }
@@ -327,7 +332,7 @@ def analyse_classes(
         )
     drawings += [draw_reliability(data, weights, figures["calibration_error"])]
     if len(data.names) == 2 and data.chances is not None:
-        ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
+        ranking = rank_scores(data.chances[:, 1], data.target == 1, intervals)
         positives = float(weights[data.target == 1].sum())
         others = float(weights.sum()) - positives
         facts["thresholds"] = name_thresholds(ranking, positives, others, costs or (1.0, 1.0), chosen=threshold)
@@ -371,7 +376,9 @@ def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> Outpu
     )
 
 
-def analyse_vectors(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
+def analyse_vectors(
+    predictions: Predictions, output: str, described: Outputs, make_intervals: MakeIntervals
+) -> OutputAnalysis:
     """Analyses an output with values, or with labels."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
@@ -379,10 +386,10 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     if not len(data.rows):
         measure = "mae" if data.chances is None else "accuracy"
         return make_empty_analysis(output, measure, not_finite=data.not_finite)
-    resamples = resample(data.rows)
+    intervals = make_intervals(data.rows)
     facts: dict[str, Any] = {"not_finite": data.not_finite}
     if data.chances is not None:
-        figures, classes = measure_labels(names, data, resamples, resample)
+        figures, classes = measure_labels(names, data, intervals, make_intervals)
         is_right = (data.target > 0.5) == (data.prediction > 0.5)
         scores = data.average(is_right)
         drawings = [draw_weakest(classes, "f1", "F1 of each label")]
@@ -400,18 +407,18 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
             worst=worst,
             facts=facts,
         )
-    figures, classes = measure_values(names, data, resamples, resample)
+    figures, classes = measure_values(names, data, intervals, make_intervals)
     is_covered = np.array([], bool)
     if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
         read = functools.partial(read_number_columns, predictions, output, described)
         bounds = [read(column="prediction", end=f"_{end}")[data.rows] for end in ends]
         is_inside = (bounds[0] <= data.target) & (data.target <= bounds[-1])
         is_covered = data.average(is_inside)
-        figures["coverage"] = data.mean(is_inside, resamples)
+        figures["coverage"] = data.mean(is_inside, intervals)
         if described.levels is not None:
             levels = np.array(described.levels)
             losses = average_pinball_losses(data.target, np.nan_to_num(np.stack(bounds, axis=-1)), levels)
-            figures["pinball"] = data.mean(losses, resamples, is_error=True)
+            figures["pinball"] = data.mean(losses, intervals, is_error=True)
         if data.not_finite:
             figures |= {name: Figure(math.nan) for name in ("coverage", "pinball") if name in figures}
     errors = data.prediction - data.target
@@ -425,9 +432,9 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         if not data.is_used[:, n].any():
             continue
         label = "" if count == 1 else name
-        weights = resamples.weights[data.is_used[:, n]]
+        weights = intervals.weights[data.is_used[:, n]]
         drawings += draw_errors(data.column(n, data.prediction), data.column(n, errors), label, weights=weights)
-    quantiles = find_error_quantiles(scores, resamples.weights)
+    quantiles = find_error_quantiles(scores, intervals.weights)
     gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
     facts |= {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
@@ -482,7 +489,9 @@ def read_number_columns(predictions: Predictions, output: str, described: Output
     return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
 
 
-def analyse_positions(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
+def analyse_positions(
+    predictions: Predictions, output: str, described: Outputs, make_intervals: MakeIntervals
+) -> OutputAnalysis:
     """Analyses an output with many positions for each example."""
     kept = ("positions", "loss", "correct", "mean_error", "squared_error")
     columns = {name: predictions.column(name, output) for name in kept if predictions.has(name, output)}
@@ -497,8 +506,8 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
             columns[name] = read_lists(predictions, name, output)[rows]
     names = described.names or tuple(map(str, range(described.shape[-1])))
     is_sequence = described.kind == "classification" and len(described.shape) == 2
-    resamples = resample(rows)
-    figures, classes = measure_positions(columns, names, is_sequence, resamples=resamples)
+    intervals = make_intervals(rows)
+    figures, classes = measure_positions(columns, names, is_sequence, intervals=intervals)
     drawings = []
     if classes:
         drawings.append(draw_weakest(classes, "iou", "Intersection over union of each class"))
@@ -509,7 +518,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     is_error = main == "mean_error"
     scores = columns[main]
     title = "Mean error of the examples" if is_error else "Share of correct positions of the examples"
-    drawings.append(draw_histogram("examples", title, scores, label=title.lower(), weights=resamples.weights))
+    drawings.append(draw_histogram("examples", title, scores, label=title.lower(), weights=intervals.weights))
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
         worst = np.argsort(-np.nan_to_num(columns["loss"], nan=np.inf), kind="stable")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from scaleflow.errors import read_reason
 from scaleflow.evaluation.collector import choose_form
 from scaleflow.evaluation.figures import Vectors, read_classes
+from scaleflow.evaluation.intervals import find_quantile
 from scaleflow.evaluation.outputs import read_vectors
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.evaluation.resampling import CONFIDENCE, Figure, Resamples, find_percentiles
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.config import METRIC_WEIGHTS
 
@@ -27,6 +29,9 @@ SCORES = ("y_score", "y_prob", "y_proba", "y_pred_proba", "scores", "probabiliti
 
 #: The most resamples of an interval, and the fewest.
 MOST_RESAMPLES, FEWEST_RESAMPLES = 200, 50
+
+#: The parts of the rows that are left out in turn if there is no time for resamples, and the fewest.
+MOST_PARTS, FEWEST_PARTS = 40, 10
 
 
 def measure_own(
@@ -61,7 +66,7 @@ def measure_own(
     weights = predictions.weights()
     own = None if weights is None else weights[rows].astype(np.float64)
     units = predictions.units and predictions.units.take(rows)
-    resamples = Resamples(len(rows), min(MOST_RESAMPLES, max(1, len(rows))), units=units)
+    resamples = Resamples(len(rows), units)
     figures: dict[str, Figure] = {}
     faults: dict[str, str] = {}
     for name, function in metrics.items():
@@ -106,17 +111,38 @@ def bind_examples(
 
 
 def find_interval(compute: Callable[[Array], float], count: int, resamples: Resamples, seconds: float) -> Figure:
-    """Returns a metric of so many examples, and its interval from as many resamples as there is time for; those that
-    fail do not count.
+    """Returns a metric of so many examples with its interval.
+
+    The interval has the percentiles of resamples of all examples. If the time is not enough for them, it comes from
+    leaving out parts of the examples in turn (the jackknife). Resamples for which the metric fails do not count.
     """
-    value, drawn, deadline = compute(np.arange(count)), list[float](), time.monotonic() + seconds
-    for places in resamples.list_places():
+    began = time.monotonic()
+    value = compute(np.arange(count))
+    possible = seconds / max(time.monotonic() - began, 1e-9)
+    deadline = began + seconds
+    if resamples.count < 2:
+        return Figure(value)
+    if possible >= FEWEST_RESAMPLES:
+        drawn = compute_each(compute, resamples.draw(MOST_RESAMPLES), deadline)
+        if len(drawn) < FEWEST_RESAMPLES or not np.ptp(drawn):  # it has no spread that could be seen
+            return Figure(value)
+        low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.count))
+        return Figure(value, float(low), float(high))
+    parts = min(MOST_PARTS, resamples.count, int(possible))
+    if parts < FEWEST_PARTS:
+        return Figure(value)
+    left = compute_each(compute, resamples.leave_out(parts), math.inf)
+    error = math.sqrt(float(np.var(left)) * (len(left) - 1)) if len(left) == parts else 0.0
+    half = float(find_quantile(CONFIDENCE, parts - 1)) * error
+    return Figure(value, value - half, value + half) if half else Figure(value)
+
+
+def compute_each(compute: Callable[[Array], float], samples: Iterable[Array], deadline: float) -> list[float]:
+    """Returns a metric of each sample of examples, until the deadline; without those for which it fails."""
+    found: list[float] = []
+    for places in samples:
         if time.monotonic() > deadline:
             break
-        try:
-            drawn.append(compute(places))
-        except Exception:  # such as a draw without a class
-            drawn.append(math.nan)
-    if np.isfinite(drawn).sum() < FEWEST_RESAMPLES:
-        return Figure(value)
-    return resamples.figure(value, np.array([value, *drawn]))
+        with contextlib.suppress(Exception):  # such as a sample without a class
+            found.append(compute(places))
+    return found

@@ -20,7 +20,8 @@ from pyarrow import parquet
 
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, PredictionCollector, choose_form
-from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
+from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.resampling import Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.serving.prediction_columns import (
@@ -164,10 +165,11 @@ class Predictions:
             return Units(number_blocks(self.column(TIME)), "block", f" in the order of {self.divided_by or 'time'}")
         return None
 
-    def resample(self, count: int, rows: Array) -> Resamples:
-        """Returns resamples of some rows of the table."""
+    def make_intervals(self, rows: Array, is_wanted: bool = True) -> Intervals:
+        """Returns what makes the intervals of figures of some rows of the table."""
         weights = self.weights()
-        return Resamples(len(rows), count, None if weights is None else weights[rows], units=find_units((self, rows)))
+        own = None if weights is None else weights[rows]
+        return Intervals(len(rows), own, find_units((self, rows)), is_wanted=is_wanted)
 
 
 def find_units(*tables: tuple[Predictions, Array]) -> Units | None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.collector import choose_form
-from scaleflow.evaluation.figures import mean_recall, measure_classes, rank_scores, read_classes
+from scaleflow.evaluation.figures import measure_classes, rank_scores, read_classes
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output, read_vectors
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Resamples
 from scaleflow.interfaces import Outputs, name_leaves, name_metric
 
 Array = np.ndarray[Any, Any]
@@ -64,17 +64,17 @@ def measure_skills(predictions: Predictions) -> dict[str, Skill]:
 def measure_class_skills(predictions: Predictions, output: str, described: Outputs) -> dict[str, Skill]:
     """Returns the balanced accuracy and the mean AUC over the classes."""
     data = read_classes(predictions, output, described)
-    resamples = predictions.resample(0, data.rows)
+    intervals = predictions.make_intervals(data.rows, is_wanted=False)
     support = np.bincount(data.target, minlength=len(data.names))
     classes = np.flatnonzero(support)
     if len(classes) < 2:
         return {}
-    figures, _ = measure_classes(data, resamples)
+    figures, _ = measure_classes(data, intervals)
     rarest = 1 / support[classes].min()
     balanced = figures["balanced_accuracy"].value
     skills = {"balanced_accuracy": Skill(balanced, 1 / len(classes), rarest / len(classes))}
     if data.chances is not None:
-        areas = [rank_scores(data.chances[:, n], data.target == n, resamples).auc.value for n in classes]
+        areas = [rank_scores(data.chances[:, n], data.target == n, intervals).auc.value for n in classes]
         skills["roc_auc"] = Skill(float(np.mean(areas)), 0.5, rarest / len(classes))
     return skills
 
@@ -98,8 +98,8 @@ def measure_vector_skills(predictions: Predictions, output: str, described: Outp
             continue
         correct = np.array([np.sum(~is_label & ~said), np.sum(is_label & said)], np.float64)
         step = 1 / support.min() / 2
-        skills[f"balanced_accuracy{end}"] = Skill(float(mean_recall(support, support, correct)), 0.5, step)
-        area = rank_scores(vectors.chances[is_used, n], is_label, Resamples(len(target), 0)).auc.value
+        skills[f"balanced_accuracy{end}"] = Skill(float(np.mean(correct / support)), 0.5, step)
+        area = rank_scores(vectors.chances[is_used, n], is_label, Intervals(len(target), is_wanted=False)).auc.value
         skills[f"roc_auc{end}"] = Skill(area, 0.5, step)
     return skills
 

@@ -46,7 +46,7 @@ def find_slices(
     Args:
         columns: what divides the examples, by name: texts or numbers, [m].
         read: the rows of the table of predictions that the columns are of, ascending, [m].
-        count: the number of resamples for the intervals.
+        count: `evaluation.intervals`; 0: slices have no intervals.
 
     Returns:
         Rows with `output`, `column`, `slice`, `examples`, `share`, `metric`, `value`, `low`, `high`, `difference` from
@@ -81,7 +81,8 @@ def find_slices(
             error = math.sqrt(float(np.square(sums).sum())) / float(own[places].sum())
         row["is_weak"] = is_large and worse > limit * error
         if n < MOST_INTERVALS and count:
-            figure = predictions.resample(min(count, 200), analysis.rows[places]).mean(scores[places])
+            intervals = predictions.make_intervals(analysis.rows[places])
+            figure = intervals.mean(scores[places], is_error=analysis.is_error, is_rate=not analysis.is_error)
             row |= {"low": figure.low, "high": figure.high}
     return [row for _, row, _ in found]
 

@@ -105,12 +105,13 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
         for column, (key, place) in columns.items():
             if time.monotonic() < deadline:
                 losses[column].append(whole - score(permute(inputs, key, place, order=random.permutation(len(target)))))
-    resamples, is_class = predictions.resample(200, used), described.is_one_class
-    weights = resamples.weights
+    intervals = predictions.make_intervals(used)
+    is_class = described.is_one_class
+    weights = intervals.weights
     measure, constant_loss = measure_constant(described, target, weights, has_target)
     found, values_of = [], name_leaves(raw)
     for column, (key, place) in columns.items():
-        importance = Figure(np.nan) if not losses[column] else resamples.mean(np.mean(losses[column], axis=0))
+        importance = Figure(np.nan) if not losses[column] else intervals.mean(np.mean(losses[column], axis=0))
         row: dict[str, Any] = {"column": column, "importance": importance, "measure": measure}
         row["is_useless"] = max(-importance.low, importance.high) < LEAST * constant_loss
         if is_class or target.size == len(target):

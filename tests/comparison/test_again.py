@@ -196,7 +196,7 @@ def test_diff_shows_the_edited_lines_and_what_came_of_them(told: dict[str, Any])
     assert "\n-UNITS = 5\n" in text
     assert "\n+UNITS = 6\n" in text
     assert "\npackages: the same\n" in text
-    assert "40 test examples, resampled" in text
+    assert "40 test examples, paired" in text
     result = json.loads(told["json"][1].splitlines()[-1])
     assert [each["name"] for each in result["code"]] == ["parts/units.py", "commit"]
     assert result["config"]["resolved.parameters"] == ["21", "25"]

@@ -119,7 +119,7 @@ def test_a_difference_is_real_if_the_same_examples_show_it(pair: Any) -> None:
     found = {each.name: each for each in compare_metrics(first, second)}
     for name in ("test/accuracy", "test/loss", "test/balanced_accuracy"):
         each = found[name]
-        assert each.basis == "400 test examples, resampled"
+        assert each.basis == "400 test examples, paired"
         assert each.is_real
         assert each.is_better
         assert render_metric(each)[-1].startswith("yes, better: ")
@@ -138,7 +138,7 @@ def test_a_difference_is_real_if_the_same_examples_show_it(pair: Any) -> None:
     assert "do not give this metric" in {each.name: each for each in same}["test/accuracy"].basis
 
 
-def test_the_bootstrap_is_paired_and_repeatable(pair: Any) -> None:
+def test_the_interval_of_a_difference_is_paired(pair: Any) -> None:
     (first, second), _, _ = pair
     pairs = PairedPredictions(first, second)
     parts = pairs.find("accuracy", (first.metrics["test/accuracy"], second.metrics["test/accuracy"]))

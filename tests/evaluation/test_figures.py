@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from scaleflow.evaluation.figures import (
     rank_scores,
     read_classes,
 )
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Resamples
 from scaleflow.interfaces import EvaluationOptions, Outputs
 from scaleflow.interfaces.config import ThresholdGoal
 from tests.evaluation.made import (
@@ -100,9 +99,9 @@ def test_calibration_is_the_mean_gap_of_ten_bins(weighted: bool) -> None:
                 data.confidence[inside], weights=w[inside]
             )
             error += abs(gap) * w[inside].sum() / w.sum()
-    found = measure_calibration(data.confidence, data.is_correct, Resamples(400, 0, kept.weights()))
+    found = measure_calibration(data.confidence, data.is_correct, Intervals(400, kept.weights()))
     assert found.value == pytest.approx(error, **EXACT)
-    assert math.isnan(found.low)
+    assert found.low <= found.value <= found.high
 
 
 def test_top_k_and_many_classes_need_no_probability_of_each() -> None:
@@ -154,7 +153,7 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
         max(metrics.f1_score(is_yes, chance >= each, sample_weight=w) for each in np.unique(chance)), **EXACT
     )
     curve = metrics.roc_curve(is_yes, chance, sample_weight=w, drop_intermediate=False)
-    ranking = rank_scores(chance, is_yes, Resamples(300, 0, w))
+    ranking = rank_scores(chance, is_yes, Intervals(300, w))
     assert ranking.false_rate == pytest.approx(curve[0][1:], **EXACT)
     assert ranking.true_rate == pytest.approx(curve[1][1:], **EXACT)
 
@@ -180,19 +179,19 @@ def test_the_table_and_the_recorded_cost_have_the_costs_of_the_goal(weighted: bo
 
 
 def test_the_threshold_may_be_never() -> None:
-    ranking = rank_scores(np.array([0.9, 0.1]), np.array([False, True]), Resamples(2, 0))
+    ranking = rank_scores(np.array([0.9, 0.1]), np.array([False, True]), Intervals(2))
     usual, highest, least = name_thresholds(ranking, 1.0, 1.0, (0.5, 1.0))
     assert (usual["probability"], usual["recall"], usual["precision"]) == (0.5, 0.0, 0.0)
     assert (highest["probability"], highest["recall"], highest["precision"]) == (0.1, 1.0, 0.5)
     assert (least["probability"], least["cost"]) == (1.0, 0.25)
-    ranking = rank_scores(np.array([0.4, 0.1]), np.array([False, True]), Resamples(2, 0))
+    ranking = rank_scores(np.array([0.4, 0.1]), np.array([False, True]), Intervals(2))
     never, _, _ = name_thresholds(ranking, 1, 1, (1.0, 1.0))
     assert (never["probability"], never["recall"], never["cost"]) == (0.5, 0.0, 0.5)
 
 
 def test_a_row_at_a_threshold_counts_as_it_is_predicted() -> None:
     scores = np.array([0.7, 0.5, 0.1], np.float32)  # as float32, 0.7 is less than 0.7
-    ranking = rank_scores(scores, np.array([True, True, False]), Resamples(3, 0))
+    ranking = rank_scores(scores, np.array([True, True, False]), Intervals(3))
     usual, chosen, _, _ = name_thresholds(ranking, 2.0, 1.0, (1.0, 1.0), 0.7)
     assert chosen["recall"] == 0.5
     assert usual["recall"] == 0.5  # of two classes that are as likely, the first one is predicted
@@ -283,45 +282,6 @@ def test_figures_of_positions_are_scikit_learn_s() -> None:
     assert [row["recall"].value for row in found.classes] == pytest.approx(
         metrics.recall_score(true.ravel(), predicted.ravel(), average=None), **EXACT
     )
-
-
-# ---------------------------------------------------------------------------------------------
-# Intervals
-# ---------------------------------------------------------------------------------------------
-
-
-def test_an_interval_is_the_percentiles_of_the_figure_of_each_resample() -> None:
-    kept = draw_predictions(CLASSES, 150)
-    data = read_classes(kept, "", CLASSES)
-    draws = Resamples(150, 220).draws[1:].astype(int)
-    samples = [np.repeat(np.arange(150), row) for row in draws]
-    assert all(len(sample) == 150 for sample in samples)
-    found = analyse_output(kept, "", CLASSES, 220)
-
-    def compare(figure: Any, compute: Any) -> None:
-        values = [compute(data.target[sample], data.predicted[sample]) for sample in samples]
-        assert [figure.low, figure.high] == pytest.approx(np.percentile(values, [2.5, 97.5]), rel=1e-5)
-
-    compare(found.figures["accuracy"], metrics.accuracy_score)
-    compare(found.figures["balanced_accuracy"], metrics.balanced_accuracy_score)
-    compare(found.figures["macro_f1"], lambda *each: metrics.f1_score(*each, average="macro"))
-    compare(found.classes[1]["recall"], lambda *each: metrics.recall_score(*each, average=None, labels=range(4))[1])
-    auc = [
-        metrics.roc_auc_score(data.target[sample] == 2, data.chances[sample, 2])  # type: ignore[index]
-        for sample in samples[:200]
-    ]
-    assert found.classes[2]["roc_auc"].low == pytest.approx(np.percentile(auc, 2.5), rel=1e-5)
-
-
-def test_95_of_100_intervals_hold_the_truth_also_if_a_part_is_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    for rows, most in ((300, 10_000), (3000, 500)):
-        monkeypatch.setattr("scaleflow.evaluation.resampling.MOST_ROWS", most)
-        hits, resamples = 0, Resamples(rows, 1000)
-        for _ in range(200):
-            figure = resamples.mean((random.random(rows) < 0.8).astype(float))
-            hits += figure.low <= 0.8 <= figure.high
-        assert 180 <= hits <= 199, (rows, hits)
 
 
 def test_labels_that_were_swapped_are_suspected() -> None:

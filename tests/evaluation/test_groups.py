@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import csv
-from scipy import special, stats
+from scipy import stats
 from sklearn import metrics
 
 from scaleflow.evaluation.comparison import compare_predictions, list_differences, pair_scores
 from scaleflow.evaluation.figures import measure_one, rank_scores
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import GROUP, METADATA, TIME, Predictions, load_predictions, save_predictions
-from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, find_percentiles, number_blocks
+from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, number_blocks
 from scaleflow.evaluation.slices import find_slices
 from tests.conftest import Command
 from tests.evaluation.made import BINARY, CLASSES, Reader, draw_values, make_predictions, report_in
@@ -43,64 +44,49 @@ def make_visits(is_right: Array, column: str = GROUP, keys: Array | None = None)
     return replace(made, table=table, digest="d", divided_by="customer")
 
 
-def test_whole_groups_are_drawn() -> None:
+def test_whole_groups_add_up() -> None:
+    """The squares of the sums of groups are the variance: that of the bootstrap of groups, with few of them wider."""
     random = np.random.default_rng(5)
-    sizes = random.integers(1, 40, size=14)
-    members, rows = np.repeat(np.arange(14), sizes), int(sizes.sum())
+    sizes = random.integers(1, 40, size=60)
+    members, rows = np.repeat(np.arange(60), sizes), int(sizes.sum())
     weights = random.uniform(0.5, 2, rows)
-    scores, is_yes, errors = random.random(rows), random.random(rows) < 0.4, random.normal(size=rows)
-    resamples = Resamples(rows, 220, weights, group(members + 7))
-    effective = np.bincount(members, weights).sum() ** 2 / (np.bincount(members, weights) ** 2).sum()
-    samples = [np.repeat(np.arange(rows), draw[members]) for draw in resamples.draws[1:].astype(int)]
+    likeness = random.normal(size=60)[members]
+    scores = likeness + random.normal(size=rows)
+    is_yes, errors = scores + random.normal(size=rows) > 0.4, likeness + random.normal(size=rows)
+    intervals = Intervals(rows, weights, group(members + 7))
+    places = list(Resamples(rows, group(members)).draw(600))
 
-    def compare(found: Figure, compute: Any, scale: Any = None, back: Any = None, most: int = 220) -> None:
-        values = [compute(sample) for sample in samples[:most]]
-        ends = find_percentiles(0.95, effective)
-        wanted = np.percentile(values, ends)
-        if scale:  # the slope is that of the scale at the value
-            value, near = found.value, found.value * (1 + 1e-6)
-            slope = (scale(near) - scale(value)) / (near - value)
-            wanted = back(scale(value) + slope * np.std(values) * stats.norm.ppf(np.array(ends) / 100))
-        assert [found.low, found.high] == pytest.approx(wanted, rel=1e-4)
+    def compare(found: Figure, compute: Any) -> None:
+        low, high = np.percentile([compute(each) for each in places], [2.5, 97.5])
+        assert 0.9 <= (found.high - found.low) / (high - low) <= 1.4
+        assert found.low < found.value < found.high
 
-    rate, error = (special.logit, special.expit), (np.log, np.exp)
-    compare(resamples.mean(is_yes), lambda n: np.average(is_yes[n], weights=weights[n]), *rate)
-    found = measure_one(scores, errors, resamples)
-    compare(found["mae"], lambda n: np.average(abs(errors[n]), weights=weights[n]), *error)
-    compare(found["rmse"], lambda n: np.average(errors[n] ** 2, weights=weights[n]) ** 0.5, *error)
+    compare(intervals.mean(is_yes), lambda n: np.average(is_yes[n], weights=weights[n]))
+    found = measure_one(scores, errors, intervals)
+    compare(found["mae"], lambda n: np.average(abs(errors[n]), weights=weights[n]))
+    compare(found["rmse"], lambda n: np.average(errors[n] ** 2, weights=weights[n]) ** 0.5)
     compare(found["r2"], lambda n: metrics.r2_score(scores[n], (scores + errors)[n], sample_weight=weights[n]))
-    ranking = rank_scores(scores, is_yes, resamples)
-    compare(ranking.auc, lambda n: metrics.roc_auc_score(is_yes[n], scores[n], sample_weight=weights[n]), *rate, 200)
+    ranking = rank_scores(scores, is_yes, intervals)
+    compare(ranking.auc, lambda n: metrics.roc_auc_score(is_yes[n], scores[n], sample_weight=weights[n]))
     ap = ranking.average_precision
-    compare(ap, lambda n: metrics.average_precision_score(is_yes[n], scores[n], sample_weight=weights[n]), *rate, 200)
-
-
-def test_many_groups_are_drawn_in_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    members, values = np.repeat(np.arange(3000), 3), np.repeat(random.normal(size=3000), 3)
-    whole = Resamples(9000, 1000, units=group(members)).mean(values)
-    monkeypatch.setattr("scaleflow.evaluation.resampling.MOST_ROWS", 200)
-    resamples = Resamples(9000, 1000, units=group(members))
-    found = resamples.mean(values)
-    assert resamples.draws.shape[1] == 200
-    assert found.high - found.low == pytest.approx(whole.high - whole.low, rel=0.2)
-    assert found.high - found.low == pytest.approx(2 * 1.96 / 3000**0.5, rel=0.2)
+    compare(ap, lambda n: metrics.average_precision_score(is_yes[n], scores[n], sample_weight=weights[n]))
 
 
 def test_groups_of_one_row_are_rows() -> None:
     values = np.random.default_rng(0).normal(size=100)
-    assert Resamples(100, 200, units=group(np.arange(100))).mean(values) == Resamples(100, 200).mean(values)
+    assert Intervals(100, units=group(np.arange(100))).mean(values) == Intervals(100).mean(values)
 
 
 def test_one_group_has_no_interval_and_a_rate_without_spread_has_that_of_its_groups() -> None:
     right = np.ones(240, bool)
-    assert np.isnan(Resamples(240, 200, units=group(np.zeros(240, int))).mean(right).low)
-    twelve = Resamples(240, 200, units=group(np.repeat(np.arange(12), 20)))
-    low = stats.beta.ppf(0.025, 12, 1)
-    assert twelve.mean(right) == pytest.approx((1, low, 1))
-    assert twelve.mean(~right) == pytest.approx((0, 0, 1 - low))
+    assert np.isnan(Intervals(240, units=group(np.zeros(240, int))).mean(right).low)
+    twelve = Intervals(240, units=group(np.repeat(np.arange(12), 20)))
+    least = 12 / (12 + stats.t.ppf(0.975, 11) ** 2)  # Wilson's with as many rows as groups
+    assert twelve.mean(right) == pytest.approx((1, least, 1), rel=1e-3)
+    assert twelve.mean(~right) == pytest.approx((0, 0, 1 - least), rel=1e-3)
     assert twelve.mean(right.astype(float)) == (1, 1, 1), "a mean that is no rate"
-    assert rank_scores(np.repeat([0.1, 0.9], 120), np.repeat([False, True], 120), twelve).auc.low == pytest.approx(low)
+    ranking = rank_scores(np.repeat([0.1, 0.9], 120), np.repeat([False, True], 120), twelve)
+    assert ranking.auc.low < least
 
 
 def test_rows_in_time_are_drawn_in_blocks_and_those_of_one_time_stay_together() -> None:
@@ -136,16 +122,16 @@ def count_hits(
     for _ in range(simulations):
         sizes = draw_sizes(how, count, random, spread)
         members, rows = np.repeat(np.arange(count), sizes), int(sizes.sum())
-        resamples = Resamples(rows, 600, units=group(members))
+        intervals = Intervals(rows, units=group(members))
         errors = likeness**0.5 * random.normal(size=count)[members] + (1 - likeness) ** 0.5 * random.normal(size=rows)
         if kind == "accuracy":
-            truth, found = rate, resamples.mean(errors < NormalDist().inv_cdf(rate))
+            truth, found = rate, intervals.mean(errors < NormalDist().inv_cdf(rate))
         elif kind == "auc":
             is_yes = random.random(rows) < 0.5 if likeness < 1 else np.arange(count)[members] % 2 == 0
-            truth, found = NormalDist().cdf(0.5**0.5), rank_scores(errors + is_yes, is_yes, resamples).auc
+            truth, found = NormalDist().cdf(0.5**0.5), rank_scores(errors + is_yes, is_yes, intervals).auc
         else:
             truth = 1.0 if kind == "rmse" else (2 / np.pi) ** 0.5
-            found = measure_one(random.normal(size=rows), errors, resamples)[kind]
+            found = measure_one(random.normal(size=rows), errors, intervals)[kind]
         hits += found.low <= truth <= found.high
     return hits
 
@@ -187,7 +173,7 @@ def test_90_of_100_intervals_over_blocks_hold_the_truth_of_a_series_in_time() ->
             values = random.normal(size=rows)
             for n in range(1, rows):
                 values[n] = likeness * values[n - 1] + (1 - likeness**2) ** 0.5 * values[n]
-            found = Resamples(rows, 600, units=Units(number_blocks(np.arange(rows)), "block", "")).mean(values)
+            found = Intervals(rows, units=Units(number_blocks(np.arange(rows)), "block", "")).mean(values)
             hits[likeness] += found.low <= 0 <= found.high
     assert min(hits.values()) >= 90, hits
 
@@ -204,7 +190,7 @@ def test_models_that_differ_by_the_luck_of_a_few_customers_do_not_differ() -> No
         pair = [make_visits(random.random(12) < 0.6) for _ in range(2)]
         plain = [replace(each, table=each.table.drop_columns([GROUP])) for each in pair]
         for name, (first, second) in {"groups": pair, "rows": plain}.items():
-            (found,) = compare_predictions(first, second, 300)
+            (found,) = compare_predictions(first, second)
             noise[name] += found.is_noise
             (scores,) = pair_scores(first, second)
             better[name] += scores.measure_gain(0.95).low > 0
@@ -245,8 +231,8 @@ def test_files_of_earlier_versions_have_no_groups(tmp_path: Path) -> None:
 def test_the_report_says_what_is_drawn_and_that_few_groups_are_rough(tmp_path: Path) -> None:
     report = report_in(tmp_path, make_visits(np.arange(12) < 8), Reader())
     page = (tmp_path / "report.html").read_text()
-    assert "intervals over 12 groups of customer, 1,000 resamples" in page
-    assert json.loads((tmp_path / "metrics.json").read_text())["resampled"] == "12 groups of customer"
+    assert "intervals over 12 groups of customer." in page
+    assert json.loads((tmp_path / "metrics.json").read_text())["intervals_over"] == "12 groups of customer"
     assert "few groups" not in {each.rule for each in report.findings}
     report = report_in(tmp_path, make_visits(np.arange(5) < 3), Reader())
     assert next(each.text for each in report.findings) == "intervals are rough, over 5 groups of customer"
@@ -315,4 +301,4 @@ def test_an_evaluation_of_new_data_draws_groups_if_they_have_the_column(
         done = command("run", f"dataset.data_dir={name}.csv")
         assert done.returncode == 0, done.stderr
         (page,) = tmp_path.glob("mlartifacts/*/*/artifacts/evaluate/table/report.html")
-        assert (f"over {over}, " in page.read_text()) == (name == "new")
+        assert (f"over {over}." in page.read_text()) == (name == "new")

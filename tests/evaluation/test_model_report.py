@@ -96,7 +96,7 @@ def test_a_sample_and_no_intervals_are_said(tmp_path: Path) -> None:
     report = report_in(tmp_path, predictions, intervals=0, worst=0)
     page = (tmp_path / "report.html").read_text()
     assert "a fixed sample of 100 of the 5,000 examples" in page
-    assert "bootstrap" not in page
+    assert "In brackets" not in page
     assert np.isnan(report.figures["accuracy"].low)
     assert not (tmp_path / "mistakes.csv").exists()
 

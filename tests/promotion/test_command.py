@@ -147,7 +147,7 @@ def test_two_models_are_compared_on_another_file(command: Command) -> None:
         done = command.python("-m", "scaleflow.evaluate", run, "dataset.data_dir=new.csv", "--json")
         (same,) = (each for name, each in answer_of(done)["metrics"].items() if name.endswith("/accuracy"))
         assert value == pytest.approx(same, abs=1e-6)
-    assert accuracy["basis"] == "310 examples, resampled"
+    assert accuracy["basis"] == "310 examples, paired"
     assert accuracy["low"] < accuracy["difference"] < accuracy["high"]
 
 
