@@ -57,8 +57,6 @@ __all__ = ["__version__", *sorted(_PLACES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Refusal":  # the former name, kept for one release
-        name = "ConfigError"
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

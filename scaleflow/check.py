@@ -107,8 +107,8 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
         state = find_run(CommandWords(overrides, run_id=run_id), needs_run=False)[0].learned_state
     if state is None or not state.schema:
         raise ConfigError(
-            f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "
-            "earlier version; train it again"
+            f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none; "
+            "train it again"
         )
     return state.schema
 

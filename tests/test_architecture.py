@@ -223,10 +223,8 @@ def test_only_the_folder_of_a_run_knows_the_names_of_its_files() -> None:
         "overrides.yaml",
         "environment.txt",
         "provenance.json",
-        "code.json",
     }
     names |= {
-        "data_files.json",
         "run.lock",
         "record.lock",
         "sweep.lock",

@@ -207,9 +207,8 @@ def load_predictions(path: Path, columns: Sequence[str] | None = None) -> Predic
         if record["version"] > VERSION:
             raise ValueError(f"it has the version {record['version']}, and this scaleflow reads up to {VERSION}")
         outputs = parse_leaves(record["outputs"], Outputs)
-        kept = {name: record[name] for name in ("split", "examples", "digest", "positions")}
-        divided_by = record.get("divided_by", "")  # not in records of earlier versions
-        return Predictions(table, outputs, **kept, divided_by=divided_by)
+        kept = {name: record[name] for name in ("split", "examples", "digest", "positions", "divided_by")}
+        return Predictions(table, outputs, **kept)
     except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: these kept predictions cannot be read: {error}") from error
 

@@ -16,17 +16,6 @@ LEARNED_FILES = LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_s
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
 
-#: Modules of preprocessing classes that were elsewhere when earlier runs were recorded: the module before, and today's.
-MOVED_MODULES = {
-    "scaleflow.dataset.normalise": "scaleflow.dataset.batches.preprocessing",
-    "scaleflow.dataset.pipeline.preprocessing": "scaleflow.dataset.batches.preprocessing",
-    "scaleflow.dataset.table_columns": "scaleflow.dataset.tables.columns",
-    "scaleflow.dataset.text": "scaleflow.dataset.reading.text",
-}
-
-#: The module that a record names for the one of today, so that earlier versions read it, too.
-RECORDED_MODULES = {"scaleflow.dataset.batches.preprocessing": "scaleflow.dataset.pipeline.preprocessing"}
-
 #: A message names at most this many new words or classes.
 NAMED = 5
 
@@ -56,7 +45,7 @@ class LearnedState:
         schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
             histograms, as `data_checks.sample` describes them; empty if nobody looked at the data.
         sizes: the model's arguments that can be `by_size`, as they were: layers of other sizes cannot be extended.
-        split: `dataset.split`, by which rows were divided; empty if an earlier version drew them at random.
+        split: `dataset.split`, by which rows were divided.
     """
 
     inputs: InputStructure
@@ -76,10 +65,7 @@ class LearnedState:
             "format": FORMAT,
             "inputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.inputs).items()],
             "outputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.outputs).items()],
-            "preprocessing": {
-                name: {**asdict(each), "path": replace_module(each.path, RECORDED_MODULES)}
-                for name, each in self.preprocessing.items()
-            },
+            "preprocessing": {name: asdict(each) for name, each in self.preprocessing.items()},
             "source": self.source,
             "reading": dict(self.reading),
             "splits": {name: dict(each) for name, each in self.splits.items()},
@@ -98,17 +84,14 @@ class LearnedState:
             return cls(
                 parse_leaves(record["inputs"], Inputs),
                 parse_leaves(record["outputs"], Outputs),
-                {
-                    name: LearnedPreprocessing(**{**each, "path": replace_module(each["path"], MOVED_MODULES)})
-                    for name, each in record["preprocessing"].items()
-                },
+                {name: LearnedPreprocessing(**each) for name, each in record["preprocessing"].items()},
                 source=record["source"],
                 reading=record["reading"],
                 splits=record["splits"],
-                pictures=tuple(record.get("pictures", ())),
-                schema=record.get("schema", {}),
-                sizes=record.get("sizes", {}),
-                split=record.get("split", {}),
+                pictures=tuple(record["pictures"]),
+                schema=record["schema"],
+                sizes=record["sizes"],
+                split=record["split"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error
@@ -158,12 +141,6 @@ class EarlierState:
     def find_reading(self, source: object) -> Mapping[str, Any]:
         """Returns how a source of the same class read its files; empty if the class differs."""
         return self.state.reading if self.state.source == name_class(source) else {}
-
-
-def replace_module(path: str, modules: Mapping[str, str]) -> str:
-    """Returns the dotted name of a class with its module replaced, if there is another one for it."""
-    module, _, name = path.rpartition(".")
-    return f"{modules.get(module, module)}.{name}"
 
 
 def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:

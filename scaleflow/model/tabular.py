@@ -162,7 +162,7 @@ def choose_embedding(spec: Inputs) -> int:
 def count_folds(arguments: Mapping[str, Any]) -> int:
     """Returns how many folds the members can leave out, one each; 0 if there is one member, or if they share weights.
 
-    Runs of earlier versions have no argument `shared`. They had folds all the same.
+    Without `shared`, members share weights as well: the worker refuses that with the word to add.
     """
     members = arguments.get("members")
     count = min(FOLDS, members) if isinstance(members, int) else FOLDS

@@ -86,8 +86,6 @@ class RunFolder:
     provenance_record = FolderEntry("provenance/record.json")  # what the launcher knows of it
     data_record = FolderEntry("provenance/data.json")  # what the worker knows of it
     requirements = FolderEntry("provenance/requirements.txt")
-    code = FolderEntry("code.json")  # the digests of the user's code, of a run of an earlier version
-    data_files = FolderEntry("data_files.json")  # those of the files of the data, of a run of an earlier version
     record = FolderEntry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
     traceback = FolderEntry("traceback.txt")  # of a fault of the chief
     model_summary = FolderEntry("model_summary.txt")
@@ -106,7 +104,6 @@ class RunFolder:
     tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
-    sweep_inputs = FolderEntry("sweep-inputs.json")  # of a sweep of an earlier version
     manifest = FolderEntry("files.json")  # which files of the folder the run has written
 
     _write_lock = FolderEntry("run.lock")
@@ -179,7 +176,6 @@ class RunFolder:
             self.overrides,
             self.environment,
             self.provenance,
-            self.code,
             self.record,
         ]
         files += self.list_objects()
@@ -215,9 +211,9 @@ class RunFolder:
     def split_files(self, is_complete: bool = True) -> tuple[list[str], list[str]]:
         """Returns the relative paths of the files that the run has written, and of all others.
 
-        The manifest says which they are. A run of an earlier version has none, and one that was killed has an
-        incomplete one: its files are those with the names that a run gives, except those that were there before. If
-        the run `is_complete`, they were also written after its command began and before its record, the last file.
+        The manifest says which they are. A run that was killed has an incomplete one: its files are those with the
+        names that a run gives, except those that were there before. If the run `is_complete`, they were also written
+        after its command began and before its record, the last file.
         """
         manifest = read_json(self.manifest)
         before, listed = set(manifest.get("before", ())), manifest.get("files")

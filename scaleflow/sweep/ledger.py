@@ -78,9 +78,8 @@ class Ledger:
             return cls(files)
         try:
             content = json.loads(path.read_text())
-            names = LedgerEntry.__dataclass_fields__  # an earlier version has others, too
-            jobs = [{key: each for key, each in job.items() if key in names} for job in content["jobs"]]
-            return cls(files, content["base"], content["swept"], entries=[LedgerEntry(**job) for job in jobs])
+            entries = [LedgerEntry(**job) for job in content["jobs"]]
+            return cls(files, content["base"], content["swept"], entries=entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; choose another folder"

@@ -370,12 +370,10 @@ class Callbacks:
         """Gives the callbacks the state that `read_state` returned, as far as their classes are the same."""
         self._watched.stop_training = host.get("stops", False)
         for callback, state, kept in zip(self._all, self._states, host["callbacks"], strict=False):
-            is_new = isinstance(kept, dict) and kept.get("class") == type(callback).__qualname__
-            own = kept.get("own") if is_new else kept  # an earlier version kept only what `get_state` returned
-            if is_new:
+            if kept["class"] == type(callback).__qualname__:
                 state.restore(kept["attributes"], lambda number: arrays[f"{ARRAYS}{number}"])
-            if own is not None and hasattr(callback, "set_state"):
-                callback.set_state(own)
+                if kept.get("own") is not None and hasattr(callback, "set_state"):
+                    callback.set_state(kept["own"])
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True  # not to delete the lines of the epochs before
 

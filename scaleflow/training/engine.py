@@ -290,10 +290,8 @@ class Engine(ABC):
         return self.model
 
     def _write_state(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Assigns values to all variables. A checkpoint of an earlier version has no captured ones."""
-        named = self.variables_by_name()
-        kept = {name: parts for name, parts in named.items() if name in values or not name.startswith(CAPTURED)}
-        state.write_variables(kept, values)
+        """Assigns values to all variables."""
+        state.write_variables(self.variables_by_name(), values)
         if self.freezing is not None:
             self.freezing.restore(values)
 

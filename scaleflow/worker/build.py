@@ -75,11 +75,9 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     arguments = fill_arguments(plan, data)
     values: dict[str, Any] = {f"model.{key}": value for key, value in arguments.items()}
     if data.splits.folds and {**plan.model.target.arguments, **arguments}.get("shared", True):
-        cause, advice = "model.shared: is missing", "add shared: by_size to the model's config"
-        if plan.resume is not None:
-            cause, advice = f"resume={plan.resume}: an earlier version began this run", "start a new run"
         raise ConfigError(
-            f"{cause}, so that the members share embeddings, and their validation of each other is not honest; {advice}"
+            "model.shared: is missing, so that the members share embeddings, and their validation of each other is not "
+            "honest; add shared: by_size to the model's config"
         )
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:

@@ -1,18 +1,15 @@
 """Digests of a user's code, without importing it."""
 
-import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import VERSION, find_code
+from scaleflow.runs.code_digest import find_code
 from scaleflow.runs.identity import compare
-from scaleflow.runs.provenance.collect import list_code_changes, read_code
-from scaleflow.runs.provenance.record import Provenance, read_data_files
+from scaleflow.runs.provenance.collect import read_code
+from scaleflow.runs.provenance.record import Provenance
 
 CONFIG: dict[str, Any] = {
     "dataset": {"_target_": "data.Waves"},
@@ -70,20 +67,3 @@ def test_only_the_code_itself_counts(search: list[str], tmp_path: Path) -> None:
 def test_no_code_of_a_user(tmp_path: Path) -> None:
     assert find_code({"model": {"_target_": "keras.Sequential"}, "dataset": {"_target_": "__main__.Data"}}, []) == {}
     assert find_code({"model": {"_target_": "scaleflow.model.mlp.build"}}, [str(Path.cwd())]) == {}
-
-
-def test_the_digests_of_a_run_of_an_earlier_version_are_compared(search: list[str], tmp_path: Path) -> None:
-    files, plan = RunFolder(tmp_path), Namespace(config=CONFIG, search=search)
-    files.code.write_text(
-        json.dumps(
-            {"version": VERSION, "files": {name: file.digest for name, file in find_code(CONFIG, search).items()}}
-        )
-    )
-    files.data_files.write_text(json.dumps({"version": 1, "files": {"a.csv": "all:1"}}))
-    write(tmp_path / "conf/data.py", "# new\n" + FILES["data.py"])
-    assert list_code_changes(plan, files, 1) == []  # type: ignore[arg-type]
-    write(tmp_path / "conf/data.py", FILES["data.py"] + "more = 1\n")
-    assert list_code_changes(plan, files, 1) == ["data.py changed"]  # type: ignore[arg-type]
-    files.code.write_text(json.dumps({"version": "0", "files": {}}))  # of another Python
-    assert list_code_changes(plan, files, 1) == []  # type: ignore[arg-type]
-    assert read_data_files(files) == {"a.csv": ["all:1"]}

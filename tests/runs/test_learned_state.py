@@ -1,7 +1,6 @@
 """The record of what a run learned: what is written is what is read."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from scaleflow.interfaces import (
     name_class,
     to_plain,
 )
-from scaleflow.interfaces.learned_state import MOVED_MODULES, RECORDED_MODULES
 from scaleflow.runs.learned_state import read_learned_state, to_files, write_learned_state
 
 SINGLE = LearnedState(Inputs((3,), scale=1 / 255), Outputs("regression", (1,), scaling=(1.5, 0.1)))
@@ -93,19 +91,3 @@ def test_an_earlier_state_says_what_an_unknown_class_becomes() -> None:
     assert name_class(SINGLE) == "scaleflow.interfaces.learned_state.LearnedState"
     plain = {"shape": [2], "dtype": "float32", "scale": None, "vocabulary": None, "quantiles": None, "kind": None}
     assert to_plain({"a": (1, Inputs((2,)))}) == {"a": [1, plain]}
-
-
-def test_preprocessing_classes_of_earlier_records_are_found_where_they_are_today() -> None:
-    record = SEVERAL.to_json()
-    for former, module in MOVED_MODULES.items():
-        record["preprocessing"]["words/title"]["path"] = f"{former}.Some"
-        found = LearnedState.from_json(record).preprocessing["words/title"]
-        assert found.path == f"{module}.Some"
-        assert find_spec(module) is not None
-
-
-def test_a_record_keeps_the_module_that_earlier_versions_know() -> None:
-    record = SEVERAL.to_json()
-    for written in RECORDED_MODULES.values():
-        record["preprocessing"]["words/title"]["path"] = f"{written}.Some"
-        assert LearnedState.from_json(record).to_json() == record

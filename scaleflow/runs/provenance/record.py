@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.runs.code_digest import VERSION
 from scaleflow.runs.folder import RunFolder, read_json, replace_text
 
 #: The version of both files. A reader refuses newer ones.
@@ -131,20 +130,13 @@ def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance 
     It has no commit. None: that is not known.
     """
     states = [each for each in read_states(files) if resume is None or each.resume < resume]
-    if states:
-        return replace(states[-1], code=replace(states[-1].code, commit=""))
-    earlier = read_json(files.code)
-    if earlier.get("version") != VERSION:
-        return None  # another version of Python may write the same code in another way
-    modules = {name: [digest, digest, ""] for name, digest in earlier.get("files", {}).items()}
-    return Provenance(code=CodeRecord(version=VERSION, modules=modules), data={"files": read_data_files(files)})
+    return replace(states[-1], code=replace(states[-1].code, commit="")) if states else None
 
 
 def read_data_files(files: RunFolder) -> Mapping[str, Sequence[Any]]:
     """Returns the digests of the files that a run last read; {} if it has none."""
-    if states := load_states(files.data_record):
-        return dict(states[-1].get("files", {}))
-    return {path: [digest] for path, digest in read_json(files.data_files).get("files", {}).items()}
+    states = load_states(files.data_record)
+    return dict(states[-1].get("files", {})) if states else {}
 
 
 def load_states(path: Path) -> list[dict[str, Any]]:
