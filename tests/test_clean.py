@@ -222,12 +222,14 @@ def test_a_run_in_a_folder_with_a_link_goes(uri: str, tmp_path: Path, capsys: py
     assert not (tmp_path / "real").exists()
 
 
-def test_a_folder_with_a_store_stays(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_a_store_stays(
+    uri: str, empty_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The store of its own run, or of another one."""
     inside = RunFolder(tmp_path / "runs/holder").evaluation / "mlflow.db"
     finish(tmp_path / "runs/holder", uri)
     inside.parent.mkdir()
-    shutil.copy(tmp_path / "mlflow.db", inside)
+    shutil.copy(empty_store, inside)
     RunFolder(tmp_path / "runs/holder").manifest.unlink()
     finish(tmp_path / "runs/other", f"sqlite:///{inside}")
     found = states(answer(capsys, "runs", "--older-than", "0s", "--yes"))

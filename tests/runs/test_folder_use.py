@@ -94,7 +94,9 @@ def test_a_folder_of_a_run_or_of_a_sweep_is_used_again(tmp_path: Path) -> None:
 
 
 def test_the_manifest_has_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
-    files = RunFolder(write(tmp_path, "data-1.feather", "stage.log"))  # a command may write before the run begins
+    files = RunFolder(
+        write(tmp_path, "data-0123456789abcdef.feather", "stage.log")
+    )  # a command may write before the run begins
     with files.track_files():
         write(tmp_path, "config.yaml", "model/model.keras", "events.jsonl")
     write(tmp_path, "model/mine.py", "notes.md", "worker-1.log")  # the last is of another machine
@@ -106,7 +108,7 @@ def test_the_manifest_has_what_a_run_writes_and_nothing_else(tmp_path: Path) -> 
     own, others = files.split_files()
     assert set(others) == other, "files of another run in the folder are neither"
     assert {"config.yaml", "model/model.keras", "evaluation/report.html", "worker-1.log", "files.json"} <= {*own}
-    assert {"data-1.feather", "stage.log"} <= {*own}
+    assert {"data-0123456789abcdef.feather", "stage.log"} <= {*own}
 
 
 def test_nothing_is_left_of_a_run_that_was_refused(tmp_path: Path) -> None:

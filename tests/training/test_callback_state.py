@@ -150,18 +150,6 @@ def test_a_csv_logger_keeps_the_lines_of_the_epochs_before(isolated: Callable[..
     assert isolated(lines_of, tmp_path / "log.csv") == ["epoch", "0", "1"]
 
 
-def from_an_earlier_version() -> tuple[int, float]:
-    from tests.training.watch import Watch
-
-    callback = Watch(last=1)
-    watched_by(callback).restore({"callbacks": [7]}, {})
-    return callback.epochs, callback.last
-
-
-def test_what_get_state_returned_in_an_earlier_version_is_restored(isolated: Callable[..., Any]) -> None:
-    assert isolated(from_an_earlier_version) == (7, 1)
-
-
 def list_of_a_class() -> tuple[list[int], list[int], list[str]]:
     """What a callback has seen that keeps it in a list of its class, resumed in a new process, and its doubts."""
     import keras
