@@ -137,9 +137,7 @@ def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figu
     """Returns the figures of all examples, and a row for each class: its figures and its counts."""
     rates = rate_classes(data, intervals)
     figures = {
-        "accuracy": intervals.mean(data.is_correct),
-        "balanced_accuracy": intervals.average(rates["recall"]),
-        "macro_f1": intervals.average(rates["f1"]),
+        **measure_decisions(data, intervals, rates),
         "log_loss": intervals.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
     }
     figures |= {f"top_{k}_accuracy": intervals.mean(data.rank <= k) for k in (3, 5) if len(data.names) > 2 * k}
@@ -149,6 +147,18 @@ def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figu
     if data.chances is not None:
         figures |= rank_all_classes(data, data.chances, intervals, rows=rows)
     return figures, rows
+
+
+def measure_decisions(
+    data: Classes, intervals: Intervals, rates: Mapping[str, Rates] | None = None
+) -> dict[str, Figure]:
+    """Returns the figures that depend on the predicted classes alone; `rates` are those of `rate_classes`."""
+    rates = rates or rate_classes(data, intervals)
+    return {
+        "accuracy": intervals.mean(data.is_correct),
+        "balanced_accuracy": intervals.average(rates["recall"]),
+        "macro_f1": intervals.average(rates["f1"]),
+    }
 
 
 def rate_classes(data: Classes, intervals: Intervals) -> dict[str, Rates]:

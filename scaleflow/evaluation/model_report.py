@@ -370,6 +370,9 @@ def make_report(
     write_files(folder, contents)
     ends = "_at_threshold", "coverage", "set_size", "pinball"
     own += [name for name in figures if name.endswith(ends) and name not in own]
+    for each in analyses:
+        if each.facts.get("is_rare"):
+            own += [name_metric(each.name, name) for name in ("roc_auc", "average_precision")]
     return ModelReport(figures, findings, [Path(name) for name in contents], own=own)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from scaleflow.evaluation.figures import (
     find_gain,
     find_label_errors,
     measure_classes,
+    measure_decisions,
     measure_labels,
     measure_positions,
     measure_values,
@@ -239,6 +240,9 @@ class Drawing(NamedTuple):
     caption: str = ""
 
 
+#: A class is rare if it has at most this share of the weight: its AUC and average precision are metrics of the run.
+RARE_CLASS = 0.2
+
 #: The figures of classes that depend on the threshold.
 DECIDED = ("accuracy", "balanced_accuracy", "macro_f1")
 
@@ -305,6 +309,8 @@ def analyse_classes(
     if threshold is not None:  # metrics of these names are those of the likelier class
         figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
         figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
+        if data.chances is not None:
+            figures |= measure_decisions(choose_likelier(data, data.chances), intervals)
     if costs is not None and len(data.names) == 2:
         miss_cost, alarm_cost = costs
         is_missed, is_alarm = (data.target == 1) & ~data.is_correct, (data.target == 0) & ~data.is_correct
@@ -339,6 +345,7 @@ def analyse_classes(
         facts["costs"] = costs
         facts["positives"] = float((data.target == 1).sum())
         facts["positive"] = data.names[1]
+        facts["is_rare"] = 0 < min(positives, others) <= RARE_CLASS * (positives + others)
         drawings += draw_ranking(ranking, figures, facts["thresholds"], name=data.names[1])
     else:
         drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
@@ -358,6 +365,11 @@ def analyse_classes(
         groups={"class": np.array(data.names, object)[data.target]},
         facts=facts,
     )
+
+
+def choose_likelier(data: Classes, chances: Array) -> Classes:
+    """Returns predictions of the likelier class, in place of those at a threshold."""
+    return replace(data, predicted=np.where(data.is_answered, chances.argmax(axis=1), data.predicted))
 
 
 def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> OutputAnalysis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sklearn import metrics
 from scaleflow.comparison.examples import ExampleValues, compare_examples, list_class_values
 from scaleflow.evaluation.figures import measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.own_metrics import find_interval
 from scaleflow.evaluation.resampling import Resamples
 from tests.evaluation.coverage import (
@@ -27,7 +29,7 @@ from tests.evaluation.coverage import (
     list_figures,
     simulate,
 )
-from tests.evaluation.made import BINARY, draw_predictions, make_predictions, report_in
+from tests.evaluation.made import BINARY, draw_predictions, draw_values, make_predictions, report_in
 
 Array = np.ndarray[Any, Any]
 
@@ -194,3 +196,14 @@ def test_a_report_of_a_rare_class_has_its_figures(tmp_path: Path) -> None:
     output = (2 * target - 3 + random.normal(size=(3000, 1))).astype(np.float32)
     report = report_in(tmp_path, make_predictions(BINARY, {"": {"target": target, "output": output}}))
     assert report.figures["average_precision"].low > 0
+    assert {"roc_auc", "average_precision"} <= set(report.own)
+
+
+def test_a_threshold_keeps_the_intervals_of_the_likelier_class() -> None:
+    values = draw_values(BINARY, 400)
+    plain = analyse_output(make_predictions(BINARY, {"": values}), "", BINARY, 1).figures
+    described = replace(BINARY, threshold=0.2)
+    found = analyse_output(make_predictions(described, {"": values}), "", described, 1).figures
+    for name in ("accuracy", "balanced_accuracy", "macro_f1"):
+        assert found[name] == pytest.approx(plain[name])
+        assert found[f"{name}_at_threshold"].value != found[name].value
