@@ -66,7 +66,7 @@ def rate(way: str, folder: Path) -> float:
         options = words(MLP, "strategy=one_device", "checkpoint=none", *overrides, epochs=EPOCHS)
         events, _ = run_scaleflow(options, folder, way, is_recorded=False)
         proxy.plan = lambda: "none"
-        output, _ = run(["-m", "scaleflow.sync", folder / way, "--uri", proxy.uri], folder)
+        output, _ = run(["-m", "scaleflow", "sync", folder / way, "--uri", proxy.uri], folder)
     if "recorded" not in output:
         raise WrongResultError(f"what the server missed did not come: {output}")
     return rate_of(MLP, events)

@@ -9,14 +9,10 @@ from typing import NoReturn
 from scaleflow.launcher.processes.handover import hand_over
 
 
-def entry(name: str = "") -> None:
-    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first.
-
-    `name` is that of the command whose module is run, as in `python -m scaleflow.evaluate`.
-    """
+def entry() -> None:
+    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first."""
     run = greet_and_run
     try:
-        sys.argv[1:1] = filter(None, [name])
         if sys.argv[1:3] != ["--json", "warm"] and sys.argv[1:2] != ["warm"]:
             hand_over()
     except KeyboardInterrupt:

@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 
-from scaleflow.__main__ import entry
 from scaleflow.api import to_job_result
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces import Tracking
@@ -57,7 +56,3 @@ def main(words: list[str]) -> Outcome:
         ]
     )
     return Outcome(read=lambda: values)
-
-
-if __name__ == "__main__":
-    entry("best")

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import CommandParser, check_page, make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, supervise_worker
 from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.policies import CHECK
@@ -179,7 +178,3 @@ def check_data(
         check_page("report", page)
         checked = look_at_data(plan, schema, examples, report=page, display=display, stop=StopRequest())
     return {"findings": checked.findings, "splits": checked.splits}
-
-
-if __name__ == "__main__":
-    end_with(main)

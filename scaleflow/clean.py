@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import SECONDS, format_duration, join_first
@@ -276,7 +275,3 @@ def format_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
-
-
-if __name__ == "__main__":
-    end_with(main)

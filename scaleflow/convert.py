@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import (
     answer_model,
     find_run,
@@ -115,7 +114,3 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
         each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
         for each in formats
     }
-
-
-if __name__ == "__main__":
-    end_with(main)

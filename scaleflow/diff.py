@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.compose import CommandWords
@@ -87,7 +86,3 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             runs[-1].points = points
         metrics = compare_metrics(runs[0], runs[1], has_same_data=True)
     return [replace(each, name=f"{Path(options.on).name}: {each.name.removeprefix(f'{ALL}/')}") for each in metrics]
-
-
-if __name__ == "__main__":
-    end_with(main)

@@ -30,7 +30,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import (
     answer_model,
@@ -171,7 +170,3 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
     return Outcome(code, lambda: described, error=error)
-
-
-if __name__ == "__main__":
-    entry("evaluate")

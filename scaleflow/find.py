@@ -20,7 +20,6 @@ Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was 
 import argparse
 import re
 
-from scaleflow.__main__ import entry
 from scaleflow.api import launch_command
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
@@ -65,7 +64,3 @@ def read_trial(typed: argparse.Namespace) -> Trial:
     if not MIN_STEPS <= test.steps <= 2**31 - 1:
         raise ConfigError(f"--steps {test.steps}: expected at least {MIN_STEPS}")
     return test
-
-
-if __name__ == "__main__":
-    entry("find")

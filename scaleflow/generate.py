@@ -23,7 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.typed_folder import in_typed_folder
@@ -151,7 +150,3 @@ def continue_text(
             pieces.append(piece)
             show(piece)
     return "".join(pieces), run, time.monotonic() - began
-
-
-if __name__ == "__main__":
-    end_with(main)

@@ -14,7 +14,6 @@ import os
 import re
 from pathlib import Path
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.command_exit import Outcome
@@ -63,7 +62,3 @@ def make_project(folder: Path) -> None:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-if __name__ == "__main__":
-    entry("init")

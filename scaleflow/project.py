@@ -17,7 +17,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.command_exit import Outcome
@@ -26,8 +25,8 @@ from scaleflow.launcher.command_exit import Outcome
 ENTRY_POINTS: Mapping[str, Sequence[str]] = {
     "main": ("scaleflow",),
     "sweep": ("scaleflow", "-m"),
-    "evaluate": ("scaleflow.evaluate",),
-    "pipeline": ("scaleflow.pipeline",),
+    "evaluate": ("scaleflow", "evaluate"),
+    "pipeline": ("scaleflow", "pipeline"),
 }
 
 
@@ -60,7 +59,3 @@ def default_options() -> dict[str, str]:
     entries = [dict(entry) for entry in defaults if isinstance(entry, DictConfig)]
     options = {str(group): option for entry in entries for group, option in entry.items()}
     return {group: "null" if option is None else str(option) for group, option in options.items()}
-
-
-if __name__ == "__main__":
-    entry("project")

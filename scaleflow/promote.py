@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.promotion_steps import PromotionOutcome, open_registry, promote_if_better
 from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
 from scaleflow.config.compose import CommandWords
@@ -152,7 +151,3 @@ def promote_model(
     with hidden_display() as display:
         done = promote_if_better(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
     return to_result(done)
-
-
-if __name__ == "__main__":
-    end_with(main)

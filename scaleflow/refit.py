@@ -19,7 +19,6 @@ from typing import Any
 
 from scaleflow.api import Result, check_outcome, launch_command
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, Folders, to_folders
 from scaleflow.config.typed_folder import in_typed_folder
@@ -151,7 +150,3 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
         if isinstance(cost, list) and len(cost) == 2 and cost[1] and "evaluation.miss_cost" not in typed:
             changes.append(f"evaluation.miss_cost={cost[0] / cost[1]}")
     return answers, changes
-
-
-if __name__ == "__main__":
-    end_with(main)

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from scaleflow.__main__ import entry
 from scaleflow.api import launch_command
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
@@ -132,7 +131,3 @@ class ExactRerun:
         repair_quietly(folder)
         values = {"reproduces": {"run_id": self._run.run_id, **asdict(judged)}, "error": judged.text}
         return Outcome(FINISHED if judged.is_equal else FAILED, lambda: {**outcome.read(), **values})
-
-
-if __name__ == "__main__":
-    entry("rerun")

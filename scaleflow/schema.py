@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import CONF
 from scaleflow.config.parse import type_hints
@@ -132,7 +131,3 @@ def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
         return {"anyOf": [described, described["properties"]["by"]]} if hint is Split else described
     bounds = {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS and hint in (int, float)}
     return {"type": PLAIN[hint], **bounds}
-
-
-if __name__ == "__main__":
-    entry("schema")

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import register_resolver
@@ -125,7 +124,3 @@ def format_totals(statuses: Sequence[SyncStatus]) -> str:
     counts = {result: sum(s.result == result for s in statuses) for result in WORDS}
     totals = ", ".join(f"{count} {WORDS[result]}" for result, count in counts.items() if count)
     return f"{len(statuses)} folder{'s' * (len(statuses) != 1)}: {totals}"
-
-
-if __name__ == "__main__":
-    entry("sync")

@@ -23,7 +23,6 @@ from typing import Any
 
 from scaleflow.api import Result, SweepResult, check_outcome, run_sweep
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.process import end_with
 from scaleflow.config.compose import CommandWords, Folders, compose_config, to_folders
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
@@ -153,7 +152,3 @@ def list_sizes(value: Any, is_depth: bool) -> list[Any]:
     if isinstance(value, list) and all(isinstance(each, int) for each in value):
         return [[each * factor for each in value] for factor in (1, 2, 4)]
     return []
-
-
-if __name__ == "__main__":
-    end_with(main)

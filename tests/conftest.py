@@ -183,10 +183,10 @@ class Command:
 
     def arguments(self, *words: str) -> list[str]:
         """The command for another way to start it."""
-        return [sys.executable, "-m", self.module, *words]
+        return [sys.executable, "-m", *self.module.split(), *words]
 
     def __call__(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", self.module, *words, timeout=timeout, **environment)
+        return self.python("-m", *self.module.split(), *words, timeout=timeout, **environment)
 
     def python(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """`python WORDS...`; a module of ours is forked unless Python's own variables are set."""
@@ -211,7 +211,7 @@ class Command:
 
     def start(self, *words: str, output: Sequence[int] | None = None, **environment: str) -> CommandProcess:
         """Runs in the background. Close it, or use it as a context."""
-        return CommandProcess((self.module, *words), self.folder, {**self.environment, **environment}, output)
+        return CommandProcess((*self.module.split(), *words), self.folder, {**self.environment, **environment}, output)
 
     def run_folder(self) -> Path:
         """The one output folder that the command made."""

@@ -40,7 +40,7 @@ def read_table(name: str) -> tuple[str, ...]:
 
 def answer_of(command: Command, *words: str, code: int) -> Any:
     """The object that a command prints with `--json`."""
-    ended = command.python("-m", *words, "--json")
+    ended = command(*words, "--json")
     assert ended.returncode == code, ended.stderr + ended.stdout
     return json.loads(ended.stdout.splitlines()[-1])
 
@@ -53,7 +53,7 @@ def test_a_user_checks_data_trains_and_compares_new_data_with_the_run(tmp_path: 
     write_rows(tmp_path / "other.csv", 3, shift=30, town="Paris", more=lambda n, _: n % 7)
     bad, first = read_table("bad.csv"), read_table("first.csv")
 
-    found = answer_of(command, "scaleflow.check", *bad, code=1)
+    found = answer_of(command, "check", *bad, code=1)
     assert {(each["rule"], *each["columns"]) for each in found["findings"] if each["level"] == "fault"} == {
         ("id column", "number"),
         ("leak", "coded"),
@@ -66,14 +66,9 @@ def test_a_user_checks_data_trains_and_compares_new_data_with_the_run(tmp_path: 
     assert not list(tmp_path.glob("outputs/*/*/learned_state.json"))  # there was no run
 
     small = ("model=linear", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
-    trained = answer_of(command, "scaleflow", *first, *small, "hardware=cpu", code=0)
-    assert (
-        answer_of(command, "scaleflow.check", *read_table("new.csv"), "--against", trained["folder"], code=0)[
-            "findings"
-        ]
-        == []
-    )
-    against = answer_of(command, "scaleflow.check", *read_table("other.csv"), "--against", trained["run_id"], code=1)
+    trained = answer_of(command, *first, *small, "hardware=cpu", code=0)
+    assert answer_of(command, "check", *read_table("new.csv"), "--against", trained["folder"], code=0)["findings"] == []
+    against = answer_of(command, "check", *read_table("other.csv"), "--against", trained["run_id"], code=1)
     assert {(each["rule"], *each["columns"]) for each in against["findings"]} >= {
         ("drift", "age"),
         ("range", "age"),
@@ -81,12 +76,12 @@ def test_a_user_checks_data_trains_and_compares_new_data_with_the_run(tmp_path: 
         ("column", "more"),
     }
     predicted = command.python(
-        "-m", "scaleflow.predict", trained["run_id"], "--input", "other.csv", "--output", "p.csv"
+        "-m", "scaleflow", "predict", trained["run_id"], "--input", "other.csv", "--output", "p.csv"
     )
     assert predicted.returncode == 0, predicted.stderr
     assert "drift        age: its distribution has changed" in predicted.stdout
     assert "new columns  more: not in training, not used" in predicted.stdout
-    evaluated = command.python("-m", "scaleflow.evaluate", trained["run_id"], "dataset.data_dir=other.csv")
+    evaluated = command.python("-m", "scaleflow", "evaluate", trained["run_id"], "dataset.data_dir=other.csv")
     assert evaluated.returncode == 0, evaluated.stderr
     assert "note: dataset.check: age: its distribution has changed" in evaluated.stdout
     assert "are not in training: 'Paris' (" in evaluated.stdout
@@ -294,7 +289,7 @@ def look_twice() -> Any:
     def look(shift: float, earlier: Any = None, check: str = "warn") -> Any:
         notes: list[Any] = []
         changed = replace(plan, dataset=replace(plan.dataset, validation=None, check=check))
-        source, arguments = Points(shift), (earlier, earlier is not None, SingleProcess(), notes.append)
+        source, arguments = Points(shift), (earlier, earlier is not None, SingleProcess(), notes.append, notes.append)
         looking = make_look(changed, source, *arguments)
         learned = dataset.prepare_splits(source, changed.dataset, 0, look=looking).learned
         assert learned is not None

@@ -282,8 +282,8 @@ def check_same_rows(answered: Sequence[Mapping[str, Any]], predicted: Sequence[M
                 assert str(value).lower() == written[name].lower(), name
 
 
-def run_json(command: Command, module: str, *words: str) -> dict[str, Any]:
-    ended = command.python("-m", module, *words, "--json")
+def run_json(command: Command, *words: str) -> dict[str, Any]:
+    ended = command(*words, "--json")
     assert ended.returncode == 0, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
@@ -302,13 +302,13 @@ def test_every_door_gives_the_same_number(command: Command, isolated: Callable[.
     data = make(command.folder, kind, form)
     header = ("dataset.header=[age,income,town,born,answer]",) if form == "headerless" else ()
     common = ("training.epochs=2", "optimizer.learning_rate=0.01", "hydra.run.dir=run")
-    run = run_json(command, "scaleflow", *data.words, *words, *header, *common)
+    run = run_json(command, *data.words, *words, *header, *common)
     names = json.loads((command.folder / "run" / "learned_state.json").read_text())["outputs"][0]["names"]
     doors = {"run": last_parts(run["metrics"])}
-    doors["evaluate"] = last_parts(run_json(command, "scaleflow.evaluate", run["run_id"])["metrics"])
+    doors["evaluate"] = last_parts(run_json(command, "evaluate", run["run_id"])["metrics"])
     columns = ("--columns", "a,b,c") if kind == "multi_label" else ()
     where = ("--input", str(data.file), "--output", "out.csv", "--probabilities")
-    run_json(command, "scaleflow.predict", run["run_id"], *where, *columns)
+    run_json(command, "predict", run["run_id"], *where, *columns)
     predicted = read_rows(command.folder / "out.csv")
     doors["predict"] = score_rows(predicted, kind, names, data.answers)
     (logged,) = command.folder.glob("mlartifacts/*/models/*/artifacts/MLmodel")
@@ -322,7 +322,7 @@ def test_every_door_gives_the_same_number(command: Command, isolated: Callable[.
         check_same_rows(answered, predicted)
         doors["served"] = score_rows(answered, kind, names, data.answers)
     if make is make_names:
-        resumed = run_json(command, "scaleflow", "resume=run", "training.max_steps=4")
+        resumed = run_json(command, "resume=run", "training.max_steps=4")
         assert resumed["status"] == "FINISHED"
     keys = ("mae",) if kind == "regression" else ("loss", "accuracy")
     for door, found in doors.items():

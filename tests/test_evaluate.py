@@ -43,7 +43,7 @@ def test_a_path_is_new_from_another_folder_only_if_it_is_another(tmp_path: Path,
 
 def test_other_data_of_one_name_are_recorded_beside_the_first() -> None:
     digest, other = "0123456789abcdef", "fedcba9876543210"
-    tags = {"scaleflow.evaluate.csv": f"9 examples of test, data {digest}; python -m scaleflow.evaluate"}
+    tags = {"scaleflow.evaluate.csv": f"9 examples of test, data {digest}; python -m scaleflow evaluate"}
     assert choose_evaluation_name("csv", digest, {}) == "csv"
     assert choose_evaluation_name("csv", digest, tags) == "csv"
     assert choose_evaluation_name("csv", other, tags) == "csv-fedcba98"

@@ -177,9 +177,9 @@ def test_every_door_has_the_metrics_of_float64(command: Command, isolated: Calla
     check_metrics(compute_metrics(target, served), wanted)
     if name == "unix_s":
         return
-    ended = command.python("-m", "scaleflow.evaluate", run["run_id"], "--json")
+    ended = command.python("-m", "scaleflow", "evaluate", run["run_id"], "--json")
     check_metrics(
         {k.rpartition("/")[2]: v for k, v in json.loads(ended.stdout.splitlines()[-1])["metrics"].items()}, wanted
     )
-    command.python("-m", "scaleflow.predict", run["run_id"], "--input", "t.parquet", "--output", "p.parquet")
+    command.python("-m", "scaleflow", "predict", run["run_id"], "--input", "t.parquet", "--output", "p.parquet")
     check_metrics(compute_metrics(target, pd.read_parquet(command.folder / "p.parquet")["prediction"][rows]), wanted)

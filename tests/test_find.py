@@ -1,4 +1,4 @@
-"""`python -m scaleflow.find` and `training.batch_size=auto` in real runs, and what they refuse."""
+"""`python -m scaleflow find` and `training.batch_size=auto` in real runs, and what they refuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_task_of_several_machines_is_refused(
     assert main(["training.batch_size=auto"]) == 2
     assert "training.batch_size=auto with cluster=tf_config: " in capsys.readouterr().err
     assert find.main([LR, "checkpoint.folder=x"]) == 2
-    assert "cluster=tf_config with python -m scaleflow.find lr: " in capsys.readouterr().err
+    assert "cluster=tf_config with python -m scaleflow find lr: " in capsys.readouterr().err
 
 
 def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
@@ -90,7 +90,7 @@ def test_a_run_finds_its_learning_rate_and_keeps_it(command: Command) -> None:
 
 
 def test_a_learning_rate_is_found(command: Command) -> None:
-    ended = command.python("-m", "scaleflow.find", LR, "model.units=32", "hydra.run.dir=found", "--steps", "100")
+    ended = command.python("-m", "scaleflow", "find", LR, "model.units=32", "hydra.run.dir=found", "--steps", "100")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (word,) = re.findall(r"^use +optimizer\.learning_rate=(\S+)$", ended.stdout, re.M)
     assert 1e-4 <= float(word) <= 3e-2
@@ -151,7 +151,7 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     for again in (command(*words, "hydra.run.dir=run"), command(*words, f"hydra.run.dir={'x' * 250}")):
         assert again.returncode == 2, again.stdout + again.stderr
         assert "hydra.run.dir=" in again.stderr
-    evaluated = command.python("-m", "scaleflow.evaluate", trained.info.run_id, "training.batch_size=auto")
+    evaluated = command.python("-m", "scaleflow", "evaluate", trained.info.run_id, "training.batch_size=auto")
     assert evaluated.returncode == 2
     assert "training.batch_size=auto: an evaluation needs a number" in evaluated.stderr
     assert sorted(path.name for path in command.folder.glob("run*")) == ["run", "run-batch-size"]
@@ -182,10 +182,12 @@ def test_a_search_that_finds_nothing_starts_no_run(command: Command) -> None:
 def test_every_strategy_finds_both(words: tuple[str, ...], command: Command) -> None:
     words = (*words, "hardware=cpu", "hardware.intra_op_threads=1", "dataset.limit=300", "tracking=none")
     batch = "training.batch_size=24"
-    rated = command.python("-m", "scaleflow.find", LR, *words, batch, "--steps", "20", "--low", "1e-4", "--high", "1")
+    rated = command.python(
+        "-m", "scaleflow", "find", LR, *words, batch, "--steps", "20", "--low", "1e-4", "--high", "1"
+    )
     assert rated.returncode == 0, rated.stdout + rated.stderr
     assert re.search(r"^use +optimizer\.learning_rate=\S+$", rated.stdout, re.M)
-    sized = command.python("-m", "scaleflow.find", BATCH_SIZE, *words)
+    sized = command.python("-m", "scaleflow", "find", BATCH_SIZE, *words)
     assert sized.returncode == 0, sized.stdout + sized.stderr
     (size,) = re.findall(r"^use +training\.batch_size=(\d+)$", sized.stdout, re.M)
     assert int(size) > 0

@@ -25,7 +25,7 @@ class Trained:
 
     def generate(self, run: str, *words: str, code: int = 0) -> tuple[str, str]:
         """What the command prints, on standard output and on standard error."""
-        ended = self.command.python("-m", "scaleflow.generate", run, *words)
+        ended = self.command.python("-m", "scaleflow", "generate", run, *words)
         assert ended.returncode == code, ended.stderr
         return ended.stdout, ended.stderr
 
@@ -127,7 +127,7 @@ def test_python_gets_the_same_text(trained: Trained, isolated: Callable[..., Any
 
 
 def predict(trained: Trained, run: str, *words: str, code: int = 0) -> str:
-    ended = trained.command.python("-m", "scaleflow.predict", run, *words)
+    ended = trained.command.python("-m", "scaleflow", "predict", run, *words)
     assert ended.returncode == code, ended.stderr
     return ended.stderr if code else ended.stdout
 

@@ -31,7 +31,7 @@ def test_the_parameters_are_the_config_groups_with_their_defaults(name: str) -> 
 def test_the_entry_points_are_commands() -> None:
     assert set(ENTRY_POINTS) == set(project.ENTRY_POINTS)
     for name, entry in ENTRY_POINTS.items():
-        assert entry["command"].startswith(f"python -m scaleflow.project {name} ")
+        assert entry["command"].startswith(f"python -m scaleflow project {name} ")
         assert entry["command"].endswith(" --overrides {overrides}")
 
 
@@ -41,7 +41,7 @@ def test_the_entry_points_are_commands() -> None:
         (["main", "strategy=auto", "model=cnn", "experiment=null", "--overrides", ""], ["scaleflow", "model=cnn"]),
         (["main", "debug=none", "--overrides", "seed=1 a='b c'"], ["scaleflow", "--overrides", "seed=1 a='b c'"]),
         (["sweep", "strategy=one_device,mirrored"], ["scaleflow", "-m", "strategy=one_device,mirrored"]),
-        (["evaluate", "abc", "dataset=", "--overrides", " "], ["scaleflow.evaluate", "abc"]),
+        (["evaluate", "abc", "dataset=", "--overrides", " "], ["scaleflow", "evaluate", "abc"]),
     ],
 )
 def test_words_that_nobody_typed_are_left_out(words: list[str], command: list[str], monkeypatch: Any) -> None:

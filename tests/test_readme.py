@@ -47,7 +47,7 @@ def test_the_other_commands_are_there(command: Command) -> None:
     names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", COMMANDS_PAGE, re.M))
     assert names == {*COMMANDS} - {"project"}
     for name in names:
-        done = command.python("-m", f"scaleflow.{name}", "--help")
+        done = command.python("-m", "scaleflow", name, "--help")
         assert done.returncode == 0
         assert done.stdout
 

@@ -390,7 +390,7 @@ hydra.run.dirr=x | hydra.run.dirr
 find lr strategy=parameter_server | strategy=parameter_server | use another strategy
 find lr optimizer.schedule=cosine | optimizer.schedule=cosine | optimizer.schedule=constant
 find lr training.engine=fit | training.engine=fit | training.engine=loop
-find lr training.batch_size=auto | training.batch_size=auto | scaleflow.find batch_size
+find lr training.batch_size=auto | training.batch_size=auto | scaleflow find batch_size
 find lr --low 1 --high 0.1 | --low 1 | --high 0.1 | the lower one first
 find lr --steps 3 | --steps 3 | at least 20
 find lr resume=x | resume=x | leave it out

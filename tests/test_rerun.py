@@ -209,15 +209,15 @@ def test_a_model_takes_raw_rows_and_several_replicas_count_each_once(
     assert code == 0, text
     assert "evaluate/csv.train/loss" in text
     words = ("strategy=mirrored", "hardware.logical_devices=2", "precision=mixed_bfloat16")
-    ended = run_module(tmp_path, "scaleflow.evaluate", told["first"].run_id, *words)
+    ended = run_named(tmp_path, "evaluate", told["first"].run_id, *words)
     assert ended.returncode == 0, ended.stderr
     assert "40 examples of test, mirrored, mixed_bfloat16, 2 replica(s)" in ended.stdout
     (loss,) = (float(line.split()[-1]) for line in ended.stdout.splitlines() if line.startswith("evaluate/csv/loss"))
     assert loss == pytest.approx(metrics["test/loss"], rel=0.02)
 
 
-def run_module(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return Command(folder).python("-m", module, *words)
+def run_named(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return Command(folder).python("-m", "scaleflow", name, *words)
 
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"

@@ -46,8 +46,8 @@ FLOAT16 = f"{PRECISIONS['float16'][2]:g} (float16)"
 
 @pytest.mark.gpu(seconds=90)
 def test_doctor(bench: Bench) -> None:
-    """`python -m scaleflow.doctor` names the device, and says which precisions work on it."""
-    ended = bench.run(["-m", "scaleflow.doctor", "--json"])
+    """`python -m scaleflow doctor` names the device, and says which precisions work on it."""
+    ended = bench.run(["-m", "scaleflow", "doctor", "--json"])
     found = json.loads(ended.stdout)
     verdicts = [(name, each["works"]) for name, each in found["precisions"].items()]
     kinds = {device["kind"] for device in found["tensorflow"]["devices"]}
@@ -198,7 +198,7 @@ def test_export(bench: Bench, model: str, precision: str) -> None:
     expect_on(run, bench.device)
     expect((run.folder / "model" / "saved_model").is_dir(), "there is no SavedModel")
     run_id = find_run_id(run)
-    bench.run(["-m", "scaleflow.evaluate", run_id, "hardware=cpu"])
+    bench.run(["-m", "scaleflow", "evaluate", run_id, "hardware=cpu"])
     evaluated = [value for name, value in bench.read_store(run_id).items() if re.fullmatch(r"evaluate/.*/loss", name)]
     expect(bool(evaluated), "the evaluation has recorded no loss")
     allowed = PRECISIONS["tf32" if precision == "float32" else "float16"][2]
@@ -221,7 +221,7 @@ def test_predict(bench: Bench) -> None:
     for name, hardware in (("device", bench.device.words()), ("cpu", ["hardware=cpu"])):
         output = bench.folder / f"{name}.csv"
         options = ["--input", str(table), "--output", str(output), "--probabilities"]
-        bench.run(["-m", "scaleflow.predict", find_run_id(run), *options, *hardware])
+        bench.run(["-m", "scaleflow", "predict", find_run_id(run), *options, *hardware])
         found.append(read_probabilities(output))
     difference = max(abs(a - b) for a, b in zip(*found, strict=True))
     bench.values |= {"rows": 500, "difference": difference}

@@ -1,4 +1,4 @@
-"""The table of commands: `scaleflow NAME ...` and `python -m scaleflow.NAME ...` run the same module."""
+"""The table of commands: `scaleflow NAME ...` and `python -m scaleflow NAME ...`."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -25,8 +25,7 @@ class Command:
         return main(words)
 
 
-#: The commands by the title under which they are listed. A new one is a line here, and its module. `python -m
-#: scaleflow.NAME` needs that name, too.
+#: The commands by the title under which they are listed. A new one is a line here, and its module.
 GROUPS = {
     "before a run": (
         Command("init", "a new project: a dataset, a model, a recipe, a pipeline, a test: FOLDER", "scaleflow.init"),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def name_command(name: str = "") -> str:
-    """Returns a command that can be typed: `scaleflow NAME`, or `python -m scaleflow.NAME` if there is no such script.
+    """Returns a command that can be typed: `scaleflow NAME`, or `python -m scaleflow NAME` if there is no such script.
 
     Without a name it is that of a run.
     """
     script = find_console_script("scaleflow")
-    start, separator = ("python -m scaleflow", ".") if script is None else (script, " ")
-    return separator.join(filter(None, (start, name)))
+    start = "python -m scaleflow" if script is None else script
+    return f"{start} {name}" if name else start
 
 
 def find_console_script(name: str) -> str | None:

@@ -114,7 +114,7 @@ SizeByName = Annotated[
 ]
 TestFraction = Annotated[
     float,
-    Check(lambda value: value != 1, f"{IN_RANGE}; scaleflow.evaluate --split all evaluates every example"),
+    Check(lambda value: value != 1, f"{IN_RANGE}; scaleflow evaluate --split all evaluates every example"),
     Check(is_fraction, IN_RANGE),
 ]
 Words = Annotated[

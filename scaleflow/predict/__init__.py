@@ -1,1 +1,1 @@
-"""`python -m scaleflow.predict`: predictions of a tracked model for the rows of a table."""
+"""`python -m scaleflow predict`: predictions of a tracked model for the rows of a table."""

@@ -336,7 +336,7 @@ class LoadCheck(threading.Thread):
         """Waits for it, and reports what `evaluate` will say."""
         self.join(LOAD_SECONDS)
         if self._fault:
-            emit(Note(f"model: scaleflow.evaluate and model.init_from cannot load its .keras file: {self._fault}"))
+            emit(Note(f"model: scaleflow evaluate and model.init_from cannot load its .keras file: {self._fault}"))
 
 
 def begin_report(

@@ -56,7 +56,7 @@ class Command:
     def __init__(self, bench: Bench, name: str, words: Sequence[str], module: str) -> None:
         self.name = name
         self.log = bench.folder / f"{name}.log"
-        self._process = start(bench.folder, self.log, [module, *words], bench.environment)
+        self._process = start(bench.folder, self.log, [*module.split(), *words], bench.environment)
 
     @property
     def pid(self) -> int:

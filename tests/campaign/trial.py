@@ -106,7 +106,7 @@ class Trial:
 
     def _repair(self) -> None:
         """Has the run of a launcher that was killed recorded as far as it came, with how it ended."""
-        command = self._bench.command(str(self._bench.run), module="scaleflow.sync")
+        command = self._bench.command(str(self._bench.run), module="scaleflow sync")
         if (code := command.end()) != 0:
             self.result.wrong.append(f"{command.name}: scaleflow.sync ended with {code}")
         runs, status = self._runs(), last_end(self._bench.run).get("status", "none")

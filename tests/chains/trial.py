@@ -102,7 +102,7 @@ class Trial(CaseTrial[Outcome]):
     def _evaluate(self, data: Data, changed: Data, words: Sequence[str]) -> Iterator[str]:
         path = changed.write(self._folder / "second")
         command = self._bench.command(
-            self._run_id(), f"dataset.data_dir={path.name}", "--json", module="scaleflow.evaluate"
+            self._run_id(), f"dataset.data_dir={path.name}", "--json", module="scaleflow evaluate"
         )
         if not self._end(command):
             return
@@ -115,7 +115,7 @@ class Trial(CaseTrial[Outcome]):
     def _predict(self, data: Data, changed: Data, words: Sequence[str]) -> Iterator[str]:
         path = changed.write(self._folder / "second")
         command = self._bench.command(
-            self._run_id(), "--input", path.name, "--output", "out.csv", module="scaleflow.predict"
+            self._run_id(), "--input", path.name, "--output", "out.csv", module="scaleflow predict"
         )
         if not self._end(command):
             return
@@ -178,7 +178,7 @@ class Trial(CaseTrial[Outcome]):
 
     def _rerun(self, data: Data, changed: Data, words: Sequence[str]) -> Iterator[str]:
         changed.write(self._folder / "first")
-        command = self._bench.command(self._run_id(), "hydra.run.dir=second", module="scaleflow.rerun")
+        command = self._bench.command(self._run_id(), "hydra.run.dir=second", module="scaleflow rerun")
         if not self._end(command):
             return
         is_said = "data" in command.said() and "first run" in command.said()

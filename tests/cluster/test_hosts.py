@@ -117,7 +117,7 @@ class OnHost(Command):
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, *words: str, output: tuple[int, int] | None = None, **environment: str) -> CommandProcess:
-        return self.host.fork((self.module, *words), self.folder, {**self.environment, **environment})
+        return self.host.fork((*self.module.split(), *words), self.folder, {**self.environment, **environment})
 
 
 class Launchers:

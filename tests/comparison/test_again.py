@@ -229,7 +229,7 @@ def test_no_secret_is_in_a_folder_or_in_the_store(told: dict[str, Any]) -> None:
 def test_every_synchronous_strategy_gives_equal_bits(words: tuple[str, ...], command: Command) -> None:
     ended = command("hardware=cpu", "training.epochs=2", "hydra.run.dir=first", *words)
     assert ended.returncode == 0, ended.stderr
-    again = command.python("-m", "scaleflow.rerun", "first", "--exact")
+    again = command.python("-m", "scaleflow", "rerun", "first", "--exact")
     assert again.returncode == 0, again.stderr
     assert "reproduces  equal bits" in again.stdout
     assert "weights: equal" in again.stdout
@@ -240,6 +240,6 @@ def test_an_asynchronous_run_is_refused_with_the_reason(command: Command) -> Non
     words = ("strategy=parameter_server", "cluster.workers=1", "training.max_steps=3")
     ended = command("hardware=cpu", "hydra.run.dir=first", *words)
     assert ended.returncode == 0, ended.stderr
-    again = command.python("-m", "scaleflow.rerun", "first", "--exact")
+    again = command.python("-m", "scaleflow", "rerun", "first", "--exact")
     assert again.returncode == 2
     assert "no run repeats one with strategy=parameter_server exactly: its workers update the weights" in again.stderr

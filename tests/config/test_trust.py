@@ -365,7 +365,7 @@ def test_one_refusal_names_all_modules_and_folders_that_are_missing(
     assert dirs == ["my conf", "c"]
     assert find_config_dirs("python -m scaleflow 'cut") == []
     text = tracked_config(model___target_="nets_of_test.build", dataset___target_="data_of_test.sets.Mine")
-    line = ["python", "-m", "scaleflow.rerun", RUN, "seed=1"]
+    line = ["python", "-m", "scaleflow", "rerun", RUN, "seed=1"]
     more: dict[str, Any] = {"line": line, "tracked_dirs": dirs[:1]}
     whole = f"{shlex.join(line)} --config-dir 'my conf' --trust data_of_test.sets --trust nets_of_test"
     with pytest.raises(ConfigError) as refused:

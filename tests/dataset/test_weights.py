@@ -166,14 +166,14 @@ def test_the_weighted_metrics_are_the_same_by_every_door(command: Command) -> No
     test.to_csv(folder / "data" / "test.csv", index=False)
     test[["z", "x"]].to_csv(folder / "new.csv", index=False)
     words = ("dataset=table", "dataset.data_dir=data", "dataset.target=y", "dataset.weights=w", "hydra.run.dir=run")
-    run = run_json(command, "scaleflow", *words, "model.units=16", "model.members=4", "training.epochs=20")
+    run = run_json(command, *words, "model.units=16", "model.members=4", "training.epochs=20")
     found = {"run": last_parts(run["metrics"])}
-    found["evaluate"] = last_parts(run_json(command, "scaleflow.evaluate", run["run_id"])["metrics"])
+    found["evaluate"] = last_parts(run_json(command, "evaluate", run["run_id"])["metrics"])
     report = json.loads((folder / "run" / "evaluation" / "metrics.json").read_text())["outputs"][""]["metrics"]
     values = {name: each["value"] for name, each in report.items()}
     found["report"] = {**values, "loss": values["log_loss"]}
     where = ("--input", "new.csv", "--output", "out.parquet", "--probabilities")
-    run_json(command, "scaleflow.predict", run["run_id"], *where)
+    run_json(command, "predict", run["run_id"], *where)
     kept = pd.read_parquet(folder / "run" / "evaluation" / "predictions.parquet")
     for door, rows, weights in (
         ("predict", pd.read_parquet(folder / "out.parquet"), test.w),

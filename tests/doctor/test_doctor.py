@@ -32,9 +32,9 @@ TWO_WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"
 
 
 class Doctor(Command):
-    """`python -m scaleflow.doctor ...` in a folder of the test's."""
+    """`python -m scaleflow doctor ...` in a folder of the test's."""
 
-    module = "scaleflow.doctor"
+    module = "scaleflow doctor"
 
     def report(self, **environment: str) -> dict[str, Any]:
         """What `--json` prints, and nothing else."""

@@ -296,7 +296,7 @@ def test_an_evaluation_of_new_data_draws_groups_if_they_have_the_column(
     command = Command(tmp_path)
     done = command(*write_visits(tmp_path), f"dataset.split={{by: {by}, column: {column}}}")
     assert done.returncode == 0, done.stderr
-    command.module = "scaleflow.evaluate"
+    command.module = "scaleflow evaluate"
     for name in ("new", "other") if by == "group" else ("new",):
         done = command("run", f"dataset.data_dir={name}.csv")
         assert done.returncode == 0, done.stderr

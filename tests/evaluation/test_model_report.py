@@ -362,7 +362,7 @@ def test_the_store_has_the_report_and_the_intervals(trained: tuple[Path, str]) -
 def test_evaluate_makes_a_report_of_its_own(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     command = Command(folder)
-    command.module = "scaleflow.evaluate"
+    command.module = "scaleflow evaluate"
     done = command("run", "evaluation.slices=[town]")
     assert done.returncode == 0, done.stderr
     assert re.search(r"evaluate/table/mae +\S+ \(\S+ to \S+\)", done.stdout)

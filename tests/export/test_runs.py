@@ -100,7 +100,7 @@ def test_a_run_exports_formats_that_answer_alike_and_convert_adds_more(
             rf"^{name} +test accuracy [\d.]+, [\d.e-]+ MB, [\d.e-]+ ms an example, largest diff", done.stdout, re.M
         )
     if "onnx" in installed:
-        converted = command.python("-m", "scaleflow.convert", answer["run_id"], "--json", "export.formats=[onnx]")
+        converted = command.python("-m", "scaleflow", "convert", answer["run_id"], "--json", "export.formats=[onnx]")
         assert converted.returncode == 0, converted.stderr
         (onnx,) = json.loads(converted.stdout.splitlines()[-1])["formats"]
         assert (onnx["name"], onnx["split"], onnx["examples"], onnx["error"]) == ("onnx", "test", 359, "")
@@ -115,7 +115,7 @@ def test_a_run_exports_formats_that_answer_alike_and_convert_adds_more(
     if "onnx" in installed:
         assert "onnx/model.onnx" in files
         assert tags["scaleflow.export.onnx"] == "good"
-    refused = command.python("-m", "scaleflow.convert", answer["run_id"], "export.formats=[onx]")
+    refused = command.python("-m", "scaleflow", "convert", answer["run_id"], "export.formats=[onx]")
     assert (refused.returncode, "there is no format onx; did you mean onnx?" in refused.stderr) == (2, True)
 
 

@@ -43,7 +43,7 @@ def test_what_fits_is_passed_on() -> None:
         ({"rate": float("nan")}, "dataset.rate=nan: expected a number from 0 to less than 1"),
         (
             {"test": 1.0},
-            "dataset.test=1.0: expected a number from 0 to less than 1; scaleflow.evaluate --split all evaluates "
+            "dataset.test=1.0: expected a number from 0 to less than 1; scaleflow evaluate --split all evaluates "
             "every example",
         ),
         ({"test": -0.1}, "dataset.test=-0.1: expected a number from 0 to less than 1"),

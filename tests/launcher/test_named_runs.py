@@ -65,7 +65,7 @@ def test_each_form_names_the_run_and_its_model(
         f"models:/{other}": "was not logged by scaleflow; load it with mlflow.pyfunc",
         "0" * 32: f"has no run {'0' * 32}",
         run_id: "is in MLflow's trash",
-        str(made.folder): f"python -m scaleflow.sync {made.folder} --again records it again",
+        str(made.folder): f"python -m scaleflow sync {made.folder} --again records it again",
     }
     for named, message in refused.items():
         with pytest.raises(ConfigError) as error:
@@ -86,7 +86,7 @@ def test_a_folder_that_names_no_recorded_run_is_refused(tmp_path: Path) -> None:
     for named, message in (
         ("abc", "expected the id of a run"),
         (str(tmp_path), "this is not the folder of a run"),
-        (str(made.folder), f"not recorded in a store; python -m scaleflow.sync {made.folder} records it"),
+        (str(made.folder), f"not recorded in a store; python -m scaleflow sync {made.folder} records it"),
         (str(sweep.folder), "this is the folder of a sweep"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -244,7 +244,7 @@ def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Co
     refused = command(*words, f"model.init_from=runs:/{run_id}/model", "hydra.run.dir=again")
     assert refused.returncode == 2
     assert "contains a model that Keras could not write as a .keras file" in refused.stderr
-    refused = command.python("-m", "scaleflow.evaluate", run_id)
+    refused = command.python("-m", "scaleflow", "evaluate", run_id)
     assert refused.returncode == 2
     assert "Keras could not write it as a .keras file" in refused.stderr
 

@@ -361,7 +361,7 @@ def test_a_run_goes_on_with_other_columns_words_and_classes_and_is_evaluated(tmp
     second = command(*words, *more, "training.epochs=20", "hydra.run.dir=second")
     assert second.returncode == 0, second.stderr
     run_id = json.loads((tmp_path / "second" / "record.json").read_text())["run_id"]
-    done = command.python("-m", "scaleflow.evaluate", run_id, "dataset.data_dir=new.csv", "--split", "all")
+    done = command.python("-m", "scaleflow", "evaluate", run_id, "dataset.data_dir=new.csv", "--split", "all")
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r"evaluate/table\S*/accuracy +([\d.]+)", done.stdout)
     assert accuracy, done.stdout

@@ -1,4 +1,4 @@
-"""`python -m scaleflow.predict`: real runs, and predictions that are those of MLflow's and Keras's model."""
+"""`python -m scaleflow predict`: real runs, and predictions that are those of MLflow's and Keras's model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Trained:
 
     def predict(self, run: str, table: str, output: str, *words: str, code: int = 0) -> str:
         """Runs the command; returns what it prints: its standard error if it fails."""
-        ended = self.command.python("-m", "scaleflow.predict", run, "--input", table, "--output", output, *words)
+        ended = self.command.python("-m", "scaleflow", "predict", run, "--input", table, "--output", output, *words)
         assert ended.returncode == code, ended.stderr
         path = self.folder / output
         names = ".*.part" if code == 0 and path.is_dir() else f".{path.name}*.part"  # others may write next to it
@@ -344,7 +344,7 @@ def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: T
 
     def stop(number: int, *more: str) -> tuple[int | None, str]:
         """Stops a command after two shards; returns its exit code and standard error."""
-        words = ("scaleflow.predict", *same, "--keep", "id", "--batch-size", "1", *more)  # it takes seconds
+        words = ("scaleflow", "predict", *same, "--keep", "id", "--batch-size", "1", *more)  # it takes seconds
         with CommandProcess(words, trained.folder, trained.command.environment) as process:
             second = output / f"part-{len(finished) + 1:05d}.parquet"
             wait_for(lambda: second.exists() or process.poll() is not None)

@@ -138,7 +138,7 @@ def test_predictions_of_pictures_name_their_files_and_those_that_cannot_be_read(
     (command.folder / "data" / "dog" / "broken.png").write_text("no picture")
 
     def predict(*more: str) -> Any:
-        return command.python("-m", "scaleflow.predict", "run", "--input", "data/dog", "--output", "out.csv", *more)
+        return command.python("-m", "scaleflow", "predict", "run", "--input", "data/dog", "--output", "out.csv", *more)
 
     ended = predict()
     assert ended.returncode == 1

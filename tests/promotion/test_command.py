@@ -33,7 +33,7 @@ def answer_of(done: Any, code: int = 0) -> dict[str, Any]:
 
 
 def promote(command: Command, *words: str, code: int = 0) -> dict[str, Any]:
-    return answer_of(command.python("-m", "scaleflow.promote", "--json", *words), code)
+    return answer_of(command.python("-m", "scaleflow", "promote", "--json", *words), code)
 
 
 def test_a_better_model_becomes_the_champion(command: Command, isolated: Callable[..., Any]) -> None:
@@ -56,7 +56,7 @@ def test_a_better_model_becomes_the_champion(command: Command, isolated: Callabl
         ("no.csv", "there is no such file or folder"),
         (".", "it has no dataset.data_dir"),
     ):
-        refused = command.python("-m", "scaleflow.promote", second["run_id"], "--model", "digits", "--on", file)
+        refused = command.python("-m", "scaleflow", "promote", second["run_id"], "--model", "digits", "--on", file)
         assert (refused.returncode, f"--on {file}: " in refused.stderr, why in refused.stderr) == (2, True, True)
     again = promote(command, second["run_id"], "--model", "digits")
     assert again["conditions"] == [["it is the champion already", True]]
@@ -98,7 +98,7 @@ REFUSED = [
 
 def test_what_cannot_be_promoted_is_refused(command: Command) -> None:
     for words, text in REFUSED:
-        done = command.python("-m", "scaleflow.promote", *words)
+        done = command.python("-m", "scaleflow", "promote", *words)
         assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 
 
@@ -120,7 +120,7 @@ def test_rows_that_the_champion_was_trained_on_are_left_out(command: Command) ->
     words = ("dataset.split_seed=7", "training.epochs=30", "dataset.validation=null")
     second = answer_of(command("--json", *table, *words, "promotion.at_least={slice/town/Aa:0.5}", *promotion))
     assert second["status"] == "FINISHED"
-    done = command.python("-m", "scaleflow.promote", second["run_id"], "--json", "--dry-run")
+    done = command.python("-m", "scaleflow", "promote", second["run_id"], "--json", "--dry-run")
     assert done.returncode == 2, done.stderr
     assert "the champion and the candidate can be compared on 2" in done.stderr
     assert "others; at least 30 are needed" in done.stderr
@@ -141,10 +141,10 @@ def test_two_models_are_compared_on_another_file(command: Command) -> None:
     promote(command, first, "--model", "house")
     found = promote(command, second, "--model", "house", "--on", "new.csv")["comparison"]
     assert (found["examples"], found["left_out"], found["on"]) == (300, 10, "new.csv")
-    answer = answer_of(command.python("-m", "scaleflow.diff", first, second, "--on", "new.csv", "--json"))
+    answer = answer_of(command.python("-m", "scaleflow", "diff", first, second, "--on", "new.csv", "--json"))
     (accuracy,) = (each for each in answer["results"] if each["name"] == "new.csv: accuracy")
     for run, value in ((first, accuracy["before"]), (second, accuracy["now"])):
-        done = command.python("-m", "scaleflow.evaluate", run, "dataset.data_dir=new.csv", "--json")
+        done = command.python("-m", "scaleflow", "evaluate", run, "dataset.data_dir=new.csv", "--json")
         (same,) = (each for name, each in answer_of(done)["metrics"].items() if name.endswith("/accuracy"))
         assert value == pytest.approx(same, abs=1e-6)
     assert accuracy["basis"] == "310 examples, paired"
@@ -175,7 +175,7 @@ def test_a_candidate_whose_test_is_too_good_says_so_before_the_decision(command:
     )
     run = answer_of(command("--json", *data, "training.max_steps=2", "evaluation.baselines=0"))
     findings = json.loads((Path(run["folder"]) / "evaluation" / "findings.json").read_text())
-    done = command.python("-m", "scaleflow.promote", run["run_id"], "--model", "visits", "--dry-run")
+    done = command.python("-m", "scaleflow", "promote", run["run_id"], "--model", "visits", "--dry-run")
     text = "test figures are too good for new customers: dataset.split='{by: group, column: customer}'"
     assert text in findings[0]["text"]
     assert done.returncode == 0, done.stderr

@@ -218,7 +218,7 @@ def test_without_git_or_with_a_slow_one_there_is_silence(
         (["python", "-m", "scaleflow", "model.api_key=hunter2"], "python -m scaleflow 'model.api_key=****'"),
         (["python", "-m", "scaleflow", "--overrides", "seed=1 model.token=hunter2"], "model.token=****"),
         (["python", "-m", "scaleflow", "tracking.uri=http://me:hunter2@host"], "tracking.uri=http://****@host"),
-        (["python", "-m", "scaleflow.sync", "http://me:hunter2@host/x"], "http://****@host/x"),
+        (["python", "-m", "scaleflow", "sync", "http://me:hunter2@host/x"], "http://****@host/x"),
         (["python", "-c", "run('model.api_key=hunter2')"], "python -c ..."),
     ],
 )

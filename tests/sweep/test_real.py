@@ -97,7 +97,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     assert states[0] == replace(states[1], data=states[0].data), "all jobs are made of the same"
     assert states[0].variables["TF_NUM_INTRAOP_THREADS"] == "1"
 
-    rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
+    rerun = command.python("-m", "scaleflow", "rerun", parent.info.run_id)
     assert rerun.returncode == 2
     assert "this is the run of a sweep; use the run of one of its jobs" in rerun.stderr
 
@@ -150,7 +150,7 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
     assert snippet != code
     described = {name: read_snippet(run) for name, run in (("sweep", parent), ("job", best))}
     for named, more in ((parent.info.run_id, ("--uri", "sqlite:///mlflow.db")), ("s", ())):
-        done = command.python("-m", "scaleflow.best", named, *more, "--json")
+        done = command.python("-m", "scaleflow", "best", named, *more, "--json")
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout.splitlines()[-1])
         assert (answer["run_id"], answer["job"]) == (best.info.run_id, int(rows[0]["job"]))

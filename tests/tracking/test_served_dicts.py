@@ -130,7 +130,7 @@ def test_a_run_is_evaluated_and_fine_tuned(command: Command) -> None:
     (run_id,) = [line.split()[-1] for line in described.read_text().splitlines() if line.startswith("run_id:")]
     run_id = run_id.strip("'\"")
 
-    evaluated = command.python("-m", "scaleflow.evaluate", run_id, "hardware=cpu", "--trust", "tests")
+    evaluated = command.python("-m", "scaleflow", "evaluate", run_id, "hardware=cpu", "--trust", "tests")
     assert evaluated.returncode == 0, evaluated.stderr
     for name in ("loss", "kind/accuracy", "amounts/mae", "labels/loss"):
         line = next(line for line in evaluated.stdout.splitlines() if line.split()[0].endswith(f"/{name}"))
@@ -141,6 +141,6 @@ def test_a_run_is_evaluated_and_fine_tuned(command: Command) -> None:
     assert "loaded the weights of 7 of 7 layers" in tuned.stdout
     refused = command("dataset=digits", "model=mlp", f"model.init_from=runs:/{run_id}/model")
     assert refused.returncode == 2
-    other = command.python("-m", "scaleflow.evaluate", run_id, "dataset=digits", "hardware=cpu", "--trust", "tests")
+    other = command.python("-m", "scaleflow", "evaluate", run_id, "dataset=digits", "hardware=cpu", "--trust", "tests")
     assert other.returncode == 2
     assert "are one tensor, but those of the model of" in other.stderr

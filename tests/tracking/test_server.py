@@ -79,7 +79,7 @@ def steps_reported(command: Command, key: str) -> list[int]:
 
 
 def sync(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
-    return command.python("-m", "scaleflow.sync", *words)
+    return command.python("-m", "scaleflow", "sync", *words)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ def test_a_server_that_comes_late_and_goes_early_gets_the_rest_by_the_command_th
     assert long.end() == 143, long.err.read_text()
     errors = long.err.read_text()
     assert "Traceback" not in errors
-    line = f"python -m scaleflow.sync {command.run_folder().relative_to(command.folder)}"
+    line = f"python -m scaleflow sync {command.run_folder().relative_to(command.folder)}"
     assert errors.strip().endswith(line)
     away = sync(command, *line.split()[3:])
     assert (away.returncode, away.stderr) == (1, "")

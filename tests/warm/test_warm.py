@@ -46,7 +46,7 @@ def test_warm_commands_give_what_cold_ones_give(warm: Warm, command: Command, em
         assert exact(found["metrics"]) == exact(cold["metrics"])
         assert Path(found["folder"]).is_relative_to(warm.folder)
     words = found["run_id"], "--json"
-    evaluated = answer(warm(*words, module="scaleflow.evaluate", MLFLOW_TRACKING_URI=f"sqlite:///{store}"))
+    evaluated = answer(warm(*words, module="scaleflow evaluate", MLFLOW_TRACKING_URI=f"sqlite:///{store}"))
     assert evaluated["metrics"]["evaluate/digits/loss"] == pytest.approx(found["metrics"]["test/loss"], rel=1e-5)
     refused = warm("modle=cnn")
     assert refused.returncode == 2

@@ -84,7 +84,7 @@ class Warm:
 
     def start(self, *words: str, module: str = "scaleflow", **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-m", *module.split(), *words],
             cwd=self.folder,
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,

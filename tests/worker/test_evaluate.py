@@ -169,7 +169,7 @@ def check_other_tables(told: dict[str, Any], new: dict[str, float]) -> None:
     for name, expected in (
         ("columns", "dataset.data_dir=columns.csv: has no column age, which the earlier run read; did you mean Age?"),
         ("kind", "dataset.kind=regression: the earlier run has the kind classification"),
-        ("whole", "scaleflow.evaluate --split all evaluates every example"),
+        ("whole", "scaleflow evaluate --split all evaluates every example"),
     ):
         code, text = told[name]
         assert code == 2, text

@@ -201,7 +201,7 @@ def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callab
     assert found[3].startswith("a checkpoint was not written within checkpoint.write_seconds=0.5: ")
     assert found[4] == [1, 2, 3, 4, 5, 6]  # training did not wait for it
     assert found[5] == [
-        "model: scaleflow.evaluate and model.init_from cannot load its .keras file: make_own.<locals>.Own.__init__() "
+        "model: scaleflow evaluate and model.init_from cannot load its .keras file: make_own.<locals>.Own.__init__() "
         "got an unexpected keyword argument 'trainable'; let this __init__ take **options and pass them to "
         "super().__init__(**options)"
     ]

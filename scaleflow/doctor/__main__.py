@@ -1,6 +1,0 @@
-"""Runs the doctor."""
-
-from scaleflow.__main__ import entry
-
-if __name__ == "__main__":
-    entry("doctor")

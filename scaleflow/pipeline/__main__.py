@@ -1,6 +1,0 @@
-"""Runs the command."""
-
-from scaleflow.__main__ import entry
-
-if __name__ == "__main__":
-    entry("pipeline")
