@@ -324,7 +324,7 @@ def look_for_groups(folder: Path) -> dict[str, Any]:
         rule = options.get("split", Split("auto"))
         source = Table(str(folder / "visits.csv"), "bought", drop=["customer"], **options)
         changed = replace(plan, dataset=replace(plan.dataset, validation=0.1, split=rule))
-        looking = make_look(changed, source, None, False, SingleProcess(), notes.append)
+        looking = make_look(changed, source, None, False, SingleProcess(), notes.append, notes.append)
         learned = dataset.prepare_splits(source, changed.dataset, 0, look=looking).learned
         assert learned is not None
         return [each.text for each in notes], learned.schema["together"]
