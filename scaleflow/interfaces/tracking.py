@@ -32,6 +32,7 @@ class Tracker:
         run_id: the run's id in the store; None before `start` or `adopt`, or without a store.
         uri: the store's address; None without a store.
         experiment: the name of the experiment that the command asks for; None until `connect`, or without a store.
+        names_experiment: whether the config names an experiment other than the default.
         follows: the id of an earlier run, such as the parent; `start` creates the run in the experiment of that run,
             which may have another name by now. None: in the experiment of the name.
     """
@@ -41,6 +42,7 @@ class Tracker:
     uri: str | None = None
 
     experiment: str | None = None
+    names_experiment: bool = False
 
     follows: str | None = None
 

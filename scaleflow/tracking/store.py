@@ -96,6 +96,7 @@ class MlflowTracker(Tracker):
         assert options.uri is not None
         self.options = options
         self.uri = options.uri
+        self.names_experiment = options.experiment != DEFAULT_EXPERIMENT
         self._experiment_id = ""
         self._run_name = ""
         self._model_id: str | None = None

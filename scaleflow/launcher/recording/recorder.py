@@ -38,6 +38,7 @@ from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking import make_tracker
+from scaleflow.tracking.active_run import find_active_run
 from scaleflow.tracking.connection import format_store_error, is_unreachable
 from scaleflow.tracking.plot import import_figure
 
@@ -256,8 +257,8 @@ class CommandRun:
         Args:
             config: the content of its config.yaml, secrets included; None: the store.
             began: when the command began, in seconds since the epoch; None: now.
-            parent: the folder of the run that it is a part of; without one, a new run continues the one that
-                MLFLOW_RUN_ID names.
+            parent: the folder of the run that it is a part of. Without one, a new run is a child of the run that is
+                active in this thread, or else continues the run that MLFLOW_RUN_ID names.
             earlier: the folder of an earlier run whose experiment a new run follows, if that was renamed.
         """
         store = {key: getattr(tracking, key) for key in ("name", "uri", "experiment")}
@@ -265,7 +266,13 @@ class CommandRun:
         self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
         size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
         is_resumed, offline = self._before.is_ready, tracking.offline
-        tracker = make_tracker(tracking, adopts=parent is None and not is_resumed)
+        is_new = parent is None and not is_resumed
+        active = find_active_run(tracking) if is_new else None
+        if active is not None:
+            tags = {**tags, **active.tags}
+            for note in active.notes:
+                Display(sys.stdout).print_line(note)
+        tracker = make_tracker(tracking, adopts=is_new and active is None)
         transfer = EventTransfer(tracker, self.files.events)
         transfer.requests.earlier = earlier
         self.recorder = Recorder(transfer, size_before, is_resumed=is_resumed, offline=offline)

@@ -24,9 +24,7 @@ from scaleflow.launcher.recording.description import describe_run
 from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
-
-#: MLflow's tag of a child run.
-PARENT = "mlflow.parentRunId"
+from scaleflow.tracking.active_run import PARENT
 
 #: The tag with the folder of the run of the pipeline that a run belongs to.
 PIPELINE = "scaleflow.pipeline"
@@ -141,18 +139,24 @@ class RequestCursor:
             IDENTITY: known["id"],
             **self.make_parent_tag(event),
         }
-        self._follow_experiment(event)
+        self._follow_experiment(event, tags.get(PARENT))
         self._tracker.start(event.name, tags, event.began)
         self._record.save()
         self._tracker.log_params(event.params)
         self.describe()
 
-    def _follow_experiment(self, event: RunReady) -> None:
+    def _follow_experiment(self, event: RunReady, parent_id: str | None) -> None:
         """Has the run created in the experiment of its parent, or of an earlier run, if both ask for the same name.
 
-        Somebody may have renamed that experiment.
+        Somebody may have renamed that experiment. The parent may also be a run that was active when the command began:
+        its experiment counts unless the command names one.
         """
-        folder = self._find_parent(event) or self.earlier
+        folder = self._find_parent(event)
+        if folder is None and parent_id is not None:
+            if not self._tracker.names_experiment:
+                self._tracker.follows = parent_id
+            return
+        folder = folder or self.earlier
         if folder is None:
             return
         record = RunFolder(folder).read_record()

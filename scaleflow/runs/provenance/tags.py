@@ -82,7 +82,8 @@ class RunContext:
 
     def tags(self) -> dict[str, str]:
         folder = Path(os.environ[INSIDE])
-        return {**read_run_tags(folder), "scaleflow.inside": str(folder)}
+        tags = {key: value for key, value in read_run_tags(folder).items() if key != "mlflow.parentRunId"}
+        return {**tags, "scaleflow.inside": str(folder)}
 
 
 def make_git_tags(state: GitState | None) -> dict[str, str]:
