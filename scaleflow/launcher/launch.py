@@ -70,7 +70,7 @@ from scaleflow.runs.folder_use import check_folder, create_folder, remove_create
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
-from scaleflow.tracking.active_run import find_active_run
+from scaleflow.tracking.active_run import ActiveRun, find_active_run
 from scaleflow.tracking.connection import format_store_error
 
 
@@ -286,9 +286,8 @@ def launch_run(
                 remove_created(spec.folder)
             raise
         is_resumed = run.resume_number > 0
-        active = None
-        if spec.records and spec.parent is None and not is_resumed:
-            active = find_active_run(spec.plan.tracking)
+        can_have_parent = spec.records and spec.parent is None and not is_resumed
+        active = find_active_run(spec.plan.tracking) if can_have_parent else None
         if active is not None:
             adopts = False
             spec = replace(spec, tags={**spec.tags, **active.tags})
@@ -297,11 +296,14 @@ def launch_run(
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
-            for note in run.composed.notes if spec.trial is None else ():
+            for note in list_notes(run, active) if spec.trial is None else ():
                 display.print_line(to_printable(note))
-            for note in active.notes if active is not None and spec.trial is None else ():
-                display.print_line(note)
             return supervise_run(monitor, collector, is_resumed)
+
+
+def list_notes(run: PreparedRun, active: ActiveRun | None) -> list[str]:
+    """Returns the notes of a run before it begins; `active` is the MLflow run that is active in this thread."""
+    return [*run.composed.notes, *(active.notes if active is not None else ())]
 
 
 def launch_after_search(run: PreparedRun, trial: Trial, stop: StopRequest | None) -> Outcome:

@@ -76,7 +76,7 @@ def has_run(uri: str, run_id: str) -> bool:
         with hold_migration_lock(uri):
             mlflow.MlflowClient(tracking_uri=uri).get_run(run_id)
     except MlflowException as error:
-        return error.error_code != "RESOURCE_DOES_NOT_EXIST" and current == uri
+        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST" and current == uri)
     except Exception:  # the recorder reports errors of the store
-        return current == uri
+        return bool(current == uri)
     return True
