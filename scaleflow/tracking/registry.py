@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,14 +49,8 @@ CHAMPION, CHALLENGER = "champion", "challenger"
 #: The tags of a version: the decision about it, and the version that was the champion before it.
 DECISION, BEFORE = "scaleflow.promotion", "scaleflow.promotion.before"
 
-#: The tag of a registered model in which a command claims that it alone moves the alias; for stores on servers.
-CLAIM = "scaleflow.promotion.claim"
-
 #: Seconds to wait for another command of this machine that moves the alias of the same model.
 LOCK_SECONDS = 60.0
-
-#: Seconds after which a claim is read again, more than a request takes; and after which nobody can have it any more.
-CLAIM_SECONDS, STALE_SECONDS = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ class ChampionRegistry:
 
     def add_version(self, run_id: str, model_id: str) -> str:
         """Makes a logged model a version, unless it is one, and returns it. No alias moves."""
-        with self._exclude_here():
+        with self._exclude_others():
             return register_model(self.client, self.name, None, run_id=run_id, model_id=model_id)
 
     def keep_challenger(self, version: str, decision: Mapping[str, Any]) -> None:
@@ -105,7 +96,7 @@ class ChampionRegistry:
 
     def move_champion(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
         """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
-        with self._exclude_all():
+        with self._exclude_others():
             if self.find_champion() != before:
                 return False
             self._tag(version, DECISION, json.dumps(decision))
@@ -124,7 +115,7 @@ class ChampionRegistry:
 
         Raises ConfigError if there is no champion, or no version before it.
         """
-        with self._exclude_all():
+        with self._exclude_others():
             now = self.find_champion()
             if now is None:
                 raise ConfigError(f"--rollback: the model {self.name} has no alias {CHAMPION}")
@@ -140,7 +131,7 @@ class ChampionRegistry:
         self.client.set_model_version_tag(self.name, version, key, value)
 
     @contextlib.contextmanager
-    def _exclude_here(self) -> Iterator[None]:
+    def _exclude_others(self) -> Iterator[None]:
         """Excludes other commands of this machine that change the registered model while the block lasts."""
         path = name_lock(f"{self.client.tracking_uri}#{self.name}")
         try:
@@ -149,33 +140,3 @@ class ChampionRegistry:
             raise ConfigError(f"--model {self.name}: another command is promoting it; try again later") from error
         with lock:
             yield
-
-    @contextlib.contextmanager
-    def _exclude_all(self) -> Iterator[None]:
-        """Excludes other commands that move the alias while the block lasts, on all machines."""
-        is_file = self.client.tracking_uri.startswith("sqlite:") and not os.environ.get("MLFLOW_REGISTRY_URI")
-        with self._exclude_here():
-            if not is_file:
-                self.claim(uuid.uuid4().hex)
-            try:
-                yield
-            finally:
-                if not is_file:
-                    self.client.delete_registered_model_tag(self.name, CLAIM)
-
-    def claim(self, token: str) -> None:
-        """Writes a tag of the registered model that keeps commands on other machines waiting, until it is deleted.
-
-        The algorithm is Fischer's: wait until there is no claim, write one, wait longer than a request takes, and see
-        whether it is still there. A claim that does not change for `STALE_SECONDS` is of a command that was killed.
-        """
-        seen, since = "", time.monotonic()
-        while True:
-            found = self.client.get_registered_model(self.name).tags.get(CLAIM, "")
-            if found == token:
-                return
-            if found != seen:
-                seen, since = found, time.monotonic()
-            if not found or time.monotonic() - since > STALE_SECONDS:
-                self.client.set_registered_model_tag(self.name, CLAIM, token)
-            time.sleep(CLAIM_SECONDS)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,37 +214,6 @@ def test_of_two_promotions_at_once_one_is_decided_again(
     assert found["versions"][promoted]["before"] == "1"
     (other,) = set(found["versions"]) - {"1", promoted}
     assert (found["versions"][other]["before"], found["versions"][other]["decision"]) == (None, None)
-
-
-def claim_at_once(folder: Path, empty: Path) -> list[tuple[float, float]]:
-    from scaleflow.tracking import registry
-
-    shutil.copy(empty, folder / "mlflow.db")
-    in_child(make_store, folder)
-    registry.CLAIM_SECONDS, registry.STALE_SECONDS = 0.4, 2.0
-
-    def leave_a_claim() -> None:
-        Store(folder).client.set_registered_model_tag("house", registry.CLAIM, "of a command that was killed")
-
-    def hold(token: str) -> tuple[float, float]:
-        champions = Store(folder).open_registry()
-        champions.claim(token)
-        began = time.monotonic()
-        time.sleep(0.5)
-        ended = time.monotonic()
-        champions.client.delete_registered_model_tag("house", registry.CLAIM)
-        return began, ended
-
-    in_child(leave_a_claim)
-    children = [start_child(hold, token) for token in ("a", "b")]
-    return sorted(join_child(*each) for each in children)
-
-
-def test_commands_of_two_machines_move_the_alias_one_after_the_other(
-    isolated: Callable[..., Any], tmp_path: Path, empty_store: Path
-) -> None:
-    (_, first_end), (second_began, _) = isolated(claim_at_once, tmp_path, empty_store)
-    assert first_end <= second_began
 
 
 def roll_back_and_decline(folder: Path, empty: Path) -> list[Any]:
