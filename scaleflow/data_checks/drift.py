@@ -139,6 +139,9 @@ FEW = 5
 #: Permutations from which the limit of an index follows, and by how much the index has to exceed what chance gives.
 PERMUTATIONS, MARGIN = 200, 1.5
 
+#: So many values that a schema does not list are counted one by one; the rarest of more than that are forgotten.
+MOST_UNLISTED, KEPT_UNLISTED = 10_000, 1000
+
 #: The most values that NumPy can permute.
 MOST_PERMUTED = 10**9 - 1
 
@@ -171,6 +174,7 @@ class DriftCounter:
         self._rows = float(schema.get("rows", math.inf))
         self._counts: dict[str, Array] = {}
         self._unseen: dict[str, Counter[str]] = {}
+        self._unlisted: dict[str, Counter[str]] = {}
         self._missing: Counter[str] = Counter()
         self._total: Counter[str] = Counter()
         self._outside: Counter[str] = Counter()
@@ -214,8 +218,12 @@ class DriftCounter:
         counts = self._counts.setdefault(name, np.zeros(len(places) + 1, np.int64))
         for value, count in found.items():
             counts[places.get(value, len(places))] += count
-            if value not in places and not known["others"]:
-                self._unseen.setdefault(name, Counter())[value] += count
+            if value not in places:
+                rest = self._unlisted if known["others"] else self._unseen
+                rest.setdefault(name, Counter())[value] += count
+        unlisted = self._unlisted.get(name, Counter())
+        if len(unlisted) > MOST_UNLISTED:
+            self._unlisted[name] = Counter(dict(unlisted.most_common(KEPT_UNLISTED)))
 
     def find(self) -> Iterator[DataFinding]:
         """Yields what differs."""
@@ -247,11 +255,17 @@ class DriftCounter:
             unseen = [*self._unseen.get(name, Counter()).values()]
             before, now = np.append(before, np.zeros(len(unseen), np.int64)), np.append(now, unseen)
             return compute_stability(before, now, looks=self._looks)
-        rest = (int(known["others"]), int(counts[-1]))
-        least = FEW + 2 * int(
-            before.min(initial=0)
-        )  # the values that are not listed were at most so frequent by chance
-        return compute_stability(before, now, looks=self._looks, rest=rest, least_before=least)
+        most_before = int(before.min()) if len(before) else 0  # of a value that is not listed
+        least = FEW + 2 * most_before  # if the data are alike, chance gives no value that is not listed so many
+        rest_before, rest_now = int(known["others"]), int(counts[-1])
+        for _, count in self._unlisted.get(name, Counter()).most_common(MOST_NAMED):
+            count_before = min(most_before, rest_before)
+            share_before = (before.sum() + rest_before) / (before.sum() + rest_before + now.sum() + rest_now)
+            if (count_before + count) * share_before < least:
+                break
+            before, now = np.append(before, count_before), np.append(now, count)
+            rest_before, rest_now = rest_before - count_before, rest_now - count
+        return compute_stability(before, now, looks=self._looks, rest=(rest_before, rest_now), least_before=least)
 
     def _find_shift(self, name: str, known: Mapping[str, Any]) -> Iterator[DataFinding]:
         counts = self._counts.get(name)

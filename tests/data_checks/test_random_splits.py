@@ -90,6 +90,22 @@ def test_a_column_of_many_values_that_changes_is_found() -> None:
     assert "drift" in [each.rule for each in counter.find()]
 
 
+@pytest.mark.parametrize(("before", "now"), [(6400, 1600), (20_000, 300)])
+@pytest.mark.parametrize("value", ["new", "w7"])
+def test_a_value_that_a_schema_does_not_list_and_that_becomes_frequent_is_found(
+    before: int, now: int, value: str
+) -> None:
+    random = np.random.default_rng(0)
+    words = np.array([f"w{each}" for each in random.integers(2600, size=before)], object)
+    schema = make_schema(SplitSample({"word": words}, {"word": CATEGORY}, {}, before))
+    new = np.array([f"w{each}" for each in random.integers(2600, size=now)], object)
+    new[: now // 5] = value
+    counter = DriftCounter(schema)
+    for part in np.array_split(new, 3):
+        counter.add("word", part)
+    assert "drift" in [each.rule for each in counter.find()]
+
+
 def make_report(schema: dict[str, Any]) -> RowReport:
     inputs = {"text": Inputs((), "string"), "number": Inputs((), "float32")}
     return RowReport("raise", str, LearnedState(inputs, Outputs("regression", (1,)), {}, schema=schema))
