@@ -6,7 +6,7 @@ the suffix of an interval. A name that says nothing has no direction, and the ca
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 Mode = Literal["min", "max"]
@@ -19,6 +19,8 @@ LARGER = frozenset(
         *("true_positives", "true_negatives", "iou", "io_u", "dice", "jaccard", "kappa", "mcc", "bleu", "rouge"),
         *("r2", "coverage", "log_likelihood", "explained_variance", "positive_likelihood_ratio"),
         *("pearson_correlation", "concordance_correlation", "correlation", "mfu"),
+        *("auroc", "auprc", "aucpr", "tpr", "tnr", "ppv", "npv", "ndcg", "mrr", "r_squared", "qwk"),
+        *("spearman", "spearmanr", "pearson", "pearsonr", "kendall_tau", "dice_coef", "dice_coefficient"),
     }
 )
 
@@ -31,6 +33,8 @@ SMALLER = frozenset(
         *("hinge", "squared_hinge", "categorical_hinge", "huber", "poisson", "logcosh", "log_cosh"),
         *("kl_divergence", "kullback_leibler_divergence", "crossentropy", "wer", "cer", "not_finite"),
         *("neg_log_likelihood", "negative_log_likelihood"),
+        *("logloss", "bce", "smape", "wape", "mase", "ece", "eer", "fpr", "fnr", "crps"),
+        *("interval_score", "winkler_score", "energy_score", "crps_score"),  # proper scores, of which less is better
         *("false_positives", "false_negatives", "false_positive_rate", "false_negative_rate", "error_rate"),
         *("seconds_to_first_step", "seconds", "ms", "mb"),
     }
@@ -80,8 +84,11 @@ def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode 
         for each in (name, *strip_suffixes(name)):
             if known and known.get(each) in ("min", "max"):
                 return "max" if known[each] == "max" else "min"
-    found = {direction for part in parts if (direction := find_by_name(part)) is not None}
-    return found.pop() if len(found) == 1 else None  # a class or an output may be called `loss`, too
+    for look_up in (look_up_name, look_up_end):  # an output may be called `math_score`, and its metric is `mae`
+        found = {direction for part in parts if (direction := find_by_name(part, look_up)) is not None}
+        if found:
+            return found.pop() if len(found) == 1 else None  # a class or an output may be called `loss`, too
+    return None
 
 
 def find_directions(*metrics: str) -> dict[str, Mode]:
@@ -97,7 +104,7 @@ def is_smaller_better(metric: str, known: Mapping[str, str] | None = None) -> bo
     return direction == "min"
 
 
-def find_by_name(name: str) -> Mode | None:
+def find_by_name(name: str, look_up: Callable[[str], Mode | None]) -> Mode | None:
     """Returns the direction that a name without a split, an output or a class says."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     plain = re.sub(r"[\s\-.]+", "_", plain).removeprefix("val_")
@@ -107,16 +114,34 @@ def find_by_name(name: str) -> Mode | None:
     return None
 
 
-def look_up(name: str) -> Mode | None:
+def look_up_name(name: str) -> Mode | None:
+    """Returns the direction of a name that is known as a whole."""
     if name in SMALLER:  # some of these begin or end like names of the other kind
         return "min"
     if name in LARGER:
         return "max"
     for prefix in NEGATED:
         if name.startswith(prefix):
-            is_loss = look_up(name.removeprefix(prefix)) == "min"
-            return "max" if is_loss else None
-    return next((direction for end, direction in ENDS.items() if name.endswith(end)), None)
+            loss = name.removeprefix(prefix)
+            return "max" if (look_up_name(loss) or look_up_end(loss)) == "min" else None
+    return None
+
+
+def look_up_end(name: str) -> Mode | None:
+    """Returns the direction that the end of a name says."""
+    if name.startswith(NEGATED):
+        return None
+    if name.endswith("_score") and not name.startswith("d2_"):
+        stem = name.removesuffix("_score")
+        if "min" in (
+            look_up_name(stem),
+            look_up_end(stem),
+        ):  # `rmse_score` may be an error, or one with the sign turned
+            return None
+    for end, direction in ENDS.items():
+        if name.endswith(end):
+            return direction
+    return None
 
 
 def strip_suffixes(name: str) -> list[str]:

@@ -16,10 +16,12 @@ BETTER = {
         *("test/neg_log_loss", "val/neg_mean_absolute_error_high", "neg_brier_score", "d2_absolute_error_score"),
         *("f1_macro", "test/kind/recall/cat", "baseline/boosting/balanced_accuracy", "perf/examples_per_second"),
         *("coverage", "precision_at_recall", "all/roc_auc_ovr_weighted"),
+        *("test/temp_error/r2", "test/f1/my_error", "brier_skill_score"),
     ),
     "min": (
         *("loss", "test/price/mae", "val_loss", "test/mae_high", "test/my_cost", "test/cost_at_threshold", "MyCost"),
         *("brier_score", "davies_bouldin_score", "error in standard deviations", "test/calibration_error_low"),
+        *("test/math_score/mae", "test/math_score/rmse_low", "test/interval_score", "winkler_score"),
         *(
             "set_size",
             "pinball",
@@ -32,6 +34,7 @@ BETTER = {
     ),
     None: (
         *("test/profit", "val/mine", "bias", "test/neg_recall", "negative_precision", "train/learning_rate"),
+        *("rmse_score", "test/log_loss_score"),  # an error, or one with the sign turned
         "test/f1/loss",  # a class is called `loss`
     ),
 }
