@@ -203,7 +203,7 @@ def test_a_command_without_a_word_is_as_promised(compose: Compose) -> None:
 
 
 def test_every_section_is_in_the_plan_and_the_other_way_round(compose: Compose) -> None:
-    from_elsewhere = {"choices", "config", "search", "task", "tf_config", "weights"}
+    from_elsewhere = {"answers", "choices", "config", "search", "task", "tf_config", "weights"}
     in_plan = {field.name for field in dataclasses.fields(Plan)} - from_elsewhere
     own = {"seed", "resume", "resume_data", "resume_code", "sweep", "trusted_modules"}
     assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, *own}
