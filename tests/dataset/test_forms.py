@@ -268,3 +268,22 @@ def test_words_that_may_be_values_are_noticed(word: str, is_like: bool) -> None:
     import pyarrow
 
     assert is_like_values(pyarrow.chunked_array([[word.format(n=n) for n in range(60)]])) == is_like
+
+
+@pytest.mark.parametrize(
+    ("word", "is_like"),
+    [
+        ("{n}.5 kg", True),
+        ("1,{n} km/h", True),
+        ("{n} m\u00b2", True),
+        ("{n}{n}A", True),
+        ("B{n}", False),
+        ("{n}:30", False),
+    ],
+)
+def test_numbers_with_one_unit_are_noticed_also_if_they_repeat(word: str, is_like: bool) -> None:
+    import pyarrow
+
+    words = [word.format(n=n) for n in range(10, 60)] * 4
+    assert is_like_values(pyarrow.chunked_array([words])) == is_like
+    assert not is_like_values(pyarrow.chunked_array([["36 months", "60 months"] * 100]))  # few words: categories

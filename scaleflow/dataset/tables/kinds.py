@@ -224,7 +224,7 @@ class TableTypes:
             )
         if unread := [name for name in self.unread if name not in self.codes]:
             yield (
-                f"dataset: words, though most are different and have digits: {', '.join(unread)}; write numbers and "
+                f"dataset: words, though they look like numbers or dates: {', '.join(unread)}; write numbers and "
                 "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
             )
         if unused:
@@ -294,15 +294,29 @@ def choose_kind(rows: SampleColumns, name: str, told: ColumnOptions, is_free: bo
     return OWN_WORDS if is_left_out else CATEGORY
 
 
+#: A number with a unit that is no sign of a currency, such as `377.2 kg` or `12km/h`.
+HAS_UNIT = re.compile(
+    r"[+-]?\d+(?:[.,'\u2019 ]\d+)*\s?([^\W\d_][^\W\d_/\u00b2\u00b3]{0,9}(?:/[^\W\d_]{1,5})?[\u00b2\u00b3]?)"
+)
+
+
 def is_like_values(column: Any) -> bool:
     """Returns whether a column of words may be numbers or dates that were not recognised, such as `377.2 kg`.
 
-    Nearly all of its words begin or end with a digit, and most rows have one of their own.
+    Nearly all of its words are numbers with the same unit. Or they begin or end with a digit, and most rows have one of
+    their own.
     """
     from pyarrow import compute, types
 
+    if not types.is_string(column.type):
+        return False
     words = column.unique().drop_null()
-    if not types.is_string(column.type) or len(words) <= max(FEW, (len(column) - column.null_count) / 2):
+    if len(words) <= FEW:
+        return False
+    units = Counter(found[1] for word in words.to_pylist() if (found := HAS_UNIT.fullmatch(word)))
+    if max(units.values(), default=0) >= MOSTLY * len(words):
+        return True
+    if len(words) <= (len(column) - column.null_count) / 2:
         return False
     return bool(compute.sum(compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")).as_py() >= MOSTLY * len(words))
 
