@@ -187,7 +187,8 @@ def run(
         folder: the run's folder, as `hydra.run.dir`.
         data: the rows of `dataset=table`, a pandas DataFrame (its index is left out) or a pyarrow Table; or the arrays
             of `dataset=npz`, (x, y), (x, y, weights) or arrays by name such as x_train. The run reads a copy, a file in
-            its folder, whose name contains a hash of the content. The file is logged with the run, up to 1 GiB.
+            its folder, whose name contains a hash of the content. The file is also uploaded to the tracking store, up
+            to 1 GiB, except with `tracking.code=false`.
         model: a Keras model, which trains on from its weights; or a function of a module, which gets `inputs` and
             `outputs` and returns a Keras model, or `functools.partial` of one. The run has its own loss,
             metrics and optimizer. A compiled loss that differs from the loss of the run is refused, and a note names

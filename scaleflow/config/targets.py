@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from scaleflow.errors import ConfigError, find_similar, read_reason
-from scaleflow.interfaces import Target
+from scaleflow.interfaces import Plan, Target
 from scaleflow.interfaces.config import METRIC_WEIGHTS
 
 
@@ -33,6 +33,33 @@ def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
     check_arguments(target, loaded, given, arguments=arguments, offered=offered)
     return functools.partial(loaded, **to_floats(loaded, arguments))
+
+
+def check_target(target: Target, given: int = 0) -> None:
+    """Checks that a target can be loaded and accepts its arguments, without making it or its nested arguments.
+
+    Raises ConfigError as `bind_target` does.
+    """
+    loaded = locate_target(target)
+    if callable(loaded):
+        check_arguments(target, loaded, given, arguments=dict(target.arguments))
+
+
+def check_plan_targets(plan: Plan) -> None:
+    """Checks the arguments of the callbacks, the training step, and the schedule that a plan names.
+
+    What the data decide is checked later. Raises ConfigError if one cannot be loaded or lacks an argument.
+    """
+    for callback in plan.training.callbacks or ():
+        check_target(callback)
+    step = plan.training.step
+    if step is not None:
+        check_target(step, given=0 if is_class_target(step) else 3)
+    if isinstance(plan.optimizer.schedule, Target):
+        check_target(plan.optimizer.schedule)
+    check_target(plan.model.target, given=2)
+    check_target(plan.optimizer.target)
+    bind_metrics(plan.evaluation.metrics or ())
 
 
 def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.npz import describe_whole_floats
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
@@ -94,6 +95,7 @@ class HuggingFace:
         self._image = make_image_decoder(size, resize, channels)
         self._image_shape = (*size, channels)
         text = Text(vocabulary, tokens, standardize)
+        self.notes: tuple[str, ...] = ()
         self._division, self._streams = Division(split or Split("random"), test, split_seed), streaming
         self._divide = functools.cache(self._draw_splits)
         self._label, self._splits = open_splits(data_dir, name, config, streams=self._streams)
@@ -256,6 +258,7 @@ class HuggingFace:
         is_class = not shape and dtype is not None and not dtype.startswith(("float", "double"))
         if kind == "auto" and known is None and dtype is not None and dtype.startswith(("float", "double")):
             is_class = self._has_two_floats(name, shape)
+            self._note_whole_floats(name, shape)
         if known is not None and kind in ("auto", known.kind):
             kind = "regression" if known.kind == "regression" else "auto"
             is_class = is_class or (known.is_one_class and not shape and dtype is not None)
@@ -302,6 +305,18 @@ class HuggingFace:
         return all(set(rows.unique(name)) <= set(pair) for rows in self._splits.values()) and (
             len(train.unique(name)) == len(pair)
         )
+
+    def _note_whole_floats(self, name: str, shape: Any) -> None:
+        """Adds a note if a target of floats may be the numbers of classes."""
+        import numpy as np
+
+        if shape or self._streams:
+            return
+        train = self._splits["train"]
+        first = np.asarray(train[: min(len(train), SAMPLED_ROWS)][name], dtype=float)
+        if first.size and (first == np.trunc(first)).all():
+            values = [np.asarray(rows.unique(name), dtype=float) for rows in self._splits.values()]
+            self.notes += tuple(filter(None, [describe_whole_floats(name, values)]))
 
     def _check_values(self, name: str, numbers: Mapping[Any, int]) -> None:
         for split, rows in self._splits.items():

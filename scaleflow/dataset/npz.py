@@ -24,6 +24,9 @@ ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validat
 #: `kind: auto` rejects integers from here on: they are probably not classes.
 MOST_CLASSES = 10_000
 
+#: The most distinct whole floats from 0 up that a note names as possible classes.
+MOST_WHOLE_VALUES = 100
+
 #: Floats that are looked at first: most targets that are amounts differ from 0 and 1 there.
 SAMPLED_VALUES = 1000
 
@@ -78,16 +81,21 @@ class Npz:
         def of_all(name: str) -> dict[str, Array]:
             return {split: part[name] for split, part in parts.items()}
 
+        notes: list[str] = []
+
         def describe_target(name: str) -> Outputs:
             for split, array in of_all(name).items():  # before a test split is drawn, so that rows are the file's
                 check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
             known = None if earlier is None else earlier.find_outputs("" if isinstance(targets, str) else name)
             kind = resolve_kind(kinds[name], of_all(name)) if known is None else find_kind(kinds[name], known)
             described = describe_array_outputs(kind, list(of_all(name).values()))
+            if known is None and kinds[name] == "auto" and kind == "regression":
+                notes.append(describe_whole_floats(name, list(of_all(name).values())))
             return described if known is None else replace(described, scaling=known.scaling)
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
+        self.notes = tuple(filter(None, notes))
         single = self.outputs if isinstance(targets, str) else None
         self._splits = divide_parts(
             parts, Division(rule, test, split_seed), lambda part: read_part_keys(part, rule, targets, outputs=single)
@@ -303,6 +311,24 @@ def find_few_values(arrays: Sequence[Array]) -> set[int]:
             found = {value for value in pair if any((y == value).any() for y in arrays)}
             return found if len(found) == 2 else set()
     return set()
+
+
+def describe_whole_floats(name: str, arrays: Sequence[Array]) -> str:
+    """Returns a note if targets of floats may be the numbers of classes: all whole numbers from 0 up; otherwise ""."""
+    if any(y.dtype.kind != "f" or y.size != len(y) for y in arrays):
+        return ""
+    values: set[float] = set()
+    for y in arrays:
+        sample = np.ravel(y)[:SAMPLED_VALUES]
+        if not (np.isfinite(sample).all() and (sample == np.trunc(sample)).all()):
+            return ""
+        values.update(np.unique(y).tolist())
+    if not 3 <= len(values) <= MOST_WHOLE_VALUES or values != set(map(float, range(len(values)))):
+        return ""
+    return (
+        f"dataset.kind=auto: the targets {name} are floats that are all whole numbers from 0 to {len(values) - 1}, and "
+        "train as amounts; set dataset.kind=classification if they are classes"
+    )
 
 
 def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:

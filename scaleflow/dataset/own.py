@@ -161,6 +161,7 @@ class DatasetExamples:
         spec = dataset.element_spec
         if not isinstance(spec, tuple) or len(spec) not in (2, 3):
             raise ConfigError(f"dataset: {split!r} yields {spec}, expected (input, target) or (input, target, weight)")
+        split_example(spec, split)
         self._spec = spec
 
     def describe_inputs(self) -> InputStructure:
@@ -223,7 +224,22 @@ def split_example(example: Any, split: str) -> tuple[Any, ...]:
             f"dataset: an example of {split!r} is of type {type(example).__name__}, expected (input, target) or "
             "(input, target, weight)"
         )
+    for what, part in zip(("input", "target"), example, strict=False):
+        refuse_tuple(what, part, split)
     return tuple(example)
+
+
+def refuse_tuple(what: str, part: Any, split: str) -> None:
+    """Rejects several arrays in a tuple or a list: they have no names. Numbers in it are one array."""
+    if not isinstance(part, tuple | list):
+        return
+    shapes = [getattr(each, "shape", None) for each in part]
+    is_tuple_of_arrays = isinstance(part, tuple) and any(shape is not None and len(shape) for shape in shapes)
+    if is_tuple_of_arrays or len(set(map(str, shapes))) > 1 or any(isinstance(each, Mapping) for each in part):
+        raise ConfigError(
+            f"dataset: the {what} of an example of {split!r} is a {type(part).__name__} of {len(part)} arrays; give a "
+            "dict with a name for each, such as {'a': ..., 'b': ...}, or one array"
+        )
 
 
 def check_count(split: str, count: int, length: int | None) -> None:

@@ -25,12 +25,14 @@ from scaleflow.model.keras_ops import (
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
     calibrate_outputs,
+    check_positive,
     check_tracked,
     explain_load_error,
     find_batch_norm_warnings,
     find_compile_config,
     find_graph,
     find_load_fault,
+    find_low_precision_note,
     find_moving_average_warning,
     keras_file_doubt,
     make_model,

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.compat.keras import find_functional, flatten_layers
+from scaleflow.compat.keras import find_functional, find_node, flatten_layers
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     Batching,
+    FreezePhase,
     InputStructure,
     Outputs,
     OutputStructure,
@@ -45,8 +46,7 @@ LOAD_ADVICE = {
     "unexpected keyword argument": "let this __init__ take **options and pass them to super().__init__(**options)",
     "required (positional|keyword-only) argument": "return each argument of this __init__ from get_config",
     "deserialization of a `Lambda`": "write a class of a layer in its place",
-    "Could not locate (class|function)": "decorate it with @keras.saving.register_keras_serializable() and add --trust "
-    "MODULE",
+    "Could not locate (class|function)": "decorate it with @keras.saving.register_keras_serializable() and ",
     "incompatible|expected .* (variables|shape)|shape mismatch": "return each argument of its class's __init__ from "
     "get_config, and create its layers in __init__ or build",
 }
@@ -130,7 +130,7 @@ def check_own_steps(model: keras.Model) -> None:
         raise ConfigError(
             f"model: {type(model).__name__} has its own {' and '.join(own)}, which scaleflow does not call, also with "
             "training.engine=fit; write its loss as a function (model, batch, weights) -> (loss, outputs) and set "
-            "training.step._target_=my_code.my_step, or use add_loss in its call"
+            "training.step={_target_: my_code.my_step} with training.engine=loop, or use add_loss in its call"
         )
 
 
@@ -187,6 +187,38 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
                 f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
                 f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
             )
+
+
+def find_last_layers(model: Any) -> dict[str, tuple[keras.KerasTensor, Any]]:
+    """Returns each output of a functional or sequential model with the layer that computes it; {} for a subclass."""
+    graph = find_graph(model) if isinstance(model, keras.Model) else None
+    if graph is None:
+        return {}
+    return {name: (tensor, find_node(tensor)[0].operation) for name, tensor in name_leaves(graph[1]).items()}
+
+
+def check_positive(model: Any, losses: Mapping[str, str]) -> None:
+    """Raises ConfigError if an output with a loss of positive values comes from a layer without an activation.
+
+    `losses` are such losses, as the user typed them, by the names of the outputs.
+    """
+    for name, (_, layer) in find_last_layers(model).items():
+        if name in losses and getattr(layer, "activation", None) is keras.activations.linear:
+            raise ConfigError(
+                f"{losses[name]}: is for outputs above 0, and the last layer {layer.name} of the model has no "
+                "activation; write activation='softplus' into it, or use a loss such as huber"
+            )
+
+
+def find_low_precision_note(model: Any) -> str | None:
+    """Returns a note if the last layer of a model computes in 16 bits, else None."""
+    for name, (tensor, layer) in find_last_layers(model).items():
+        if tensor.dtype in ("float16", "bfloat16"):
+            return (
+                f"model: {label_leaf('outputs', name)} of the layer {layer.name} are computed in {tensor.dtype} and "
+                "rounded to about three digits; write dtype='float32' into this layer"
+            )
+    return None
 
 
 def describe_returned(value: Any) -> str:
@@ -325,10 +357,15 @@ def find_load_fault(folder: Path) -> str | None:
     return None
 
 
-def explain_load_error(error: Exception) -> str:
-    """Returns why Keras could not load a model, and what to write into the class of the user that is the reason."""
+def explain_load_error(error: Exception, takes_trust: bool = False) -> str:
+    """Returns why Keras could not load a model, and what to write into the class of the user that is the reason.
+
+    `takes_trust` says whether the command has the option `--trust`, which imports the module of the class.
+    """
     reason = read_reason(error)[:300]
     advice = next((advice for sign, advice in LOAD_ADVICE.items() if re.search(sign, reason)), "")
+    if advice.endswith(" and "):
+        advice += "add --trust MODULE" if takes_trust else "import its module in code that the config names"
     return f"{reason}; {advice}" if advice else reason
 
 
@@ -353,28 +390,44 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
     return warnings
 
 
-def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int) -> str | None:
+def find_moving_average_warning(
+    model: keras.Model, steps: int, accumulate: int, phases: Sequence[tuple[FreezePhase, int]] = ()
+) -> str | None:
     """Returns a warning if BatchNorm's moving averages are far from the data's at the end of a run, else None.
 
     Args:
         model: the model.
         steps: optimizer updates of the whole run.
         accumulate: micro-batches of an update, each of which moves the averages.
+        phases: the phases of `model.freeze` by epochs, each with the number of its updates. A frozen layer keeps its
+            averages.
     """
-    shares = {
-        layer.name: layer.momentum ** (steps * accumulate)
-        for layer in flatten_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and layer.momentum < 1
-    }
-    slow = [name for name, share in shares.items() if share > LARGEST_SHARE]
+    slow: dict[str, tuple[float, int, float]] = {}
+    for layer in flatten_layers(model):
+        if not isinstance(layer, keras.layers.BatchNormalization) or not 0 < layer.momentum < 1:
+            continue
+        trained = count_trained_steps(layer, steps, phases)
+        share = layer.momentum ** (trained * accumulate)
+        if trained and share > LARGEST_SHARE:
+            slow[layer.name] = share, trained, layer.momentum
     if not slow:
         return None
-    share = max(shares.values())
-    needed = math.ceil(steps * math.log(SMALL_SHARE) / math.log(share))
+    share, trained, momentum = max(slow.values())
+    needed = math.ceil(math.log(SMALL_SHARE) / (math.log(momentum) * accumulate))
+    when = f"the run's {steps} steps" if trained == steps else f"the {trained} of {steps} steps in which they train"
     return (
-        f"model: {share:.0%} of the moving averages of {join_first(slow, 1)} is still what they begin with after the "
-        f"run's {steps} steps, so evaluations can be far worse than training; train for about {needed:,} steps, or "
-        "lower the momentum of BatchNormalization"
+        f"model: {share:.0%} of the moving averages of {join_first(list(slow), 1)} is still what they begin with after "
+        f"{when}, so evaluations can be far worse than training; train for about {needed:,} steps, or lower the "
+        "momentum of BatchNormalization"
+    )
+
+
+def count_trained_steps(layer: keras.Layer, steps: int, phases: Sequence[tuple[FreezePhase, int]]) -> int:
+    """Returns in how many of a run's steps a layer trains."""
+    if not phases:
+        return steps if layer.trainable else 0
+    return sum(
+        count for phase, count in phases if any(part is layer and is_trained for part, is_trained in phase.trainable)
     )
 
 

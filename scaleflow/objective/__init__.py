@@ -9,6 +9,7 @@ from scaleflow.objective.make import (
     find_class_weights,
     find_loss_class,
     find_metric_class,
+    find_positive_losses,
     make_objective,
     names_of_classes,
     read_loss_defaults,

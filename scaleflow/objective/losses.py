@@ -146,6 +146,13 @@ LOSSES_NOT_FOR_VALUES = (
     CLASS_LOSSES | HINGES | plain_names("BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice", "Tversky")
 )
 
+#: Losses of values that take a logarithm of the outputs, or cut them off at 0. Outputs of 0 and less are NaN or get no
+#: gradient there.
+LOSSES_OF_POSITIVE_VALUES = plain_names("Poisson", "MeanSquaredLogarithmicError", "KLDivergence")
+
+#: What to do with a loss that cannot be `objective.loss`. Next to a training step it would be refused again.
+WRITE_STEP = "compute it in a training step: training.step={_target_: my_code.my_step}, without objective.loss"
+
 #: Losses that no kind of target fits.
 LOSSES_FOR_NO_KIND = plain_names("CTC", "Circle")
 
@@ -250,9 +257,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
 def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) -> None:
     """Rejects a loss of Keras that a kind of target has no use for."""
     if keras_name in LOSSES_FOR_NO_KIND:
-        raise ConfigError(
-            f"{target.describe()}: does not fit {described.kind} targets; write a training step for it (training.step)"
-        )
+        raise ConfigError(f"{target.describe()}: does not fit {described.kind} targets; {WRITE_STEP}")
     suited = {"regression": LOSSES_NOT_FOR_VALUES, "binary": CLASS_LOSSES, "multi_label": CLASS_LOSSES}
     if keras_name in suited.get(described.kind, ()):
         kinds = "classes or labels" if described.kind == "regression" else "one of several classes"
@@ -261,6 +266,11 @@ def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) 
             f"{target.describe()}: is for {kinds}, and the dataset's targets are {described.kind}; use "
             f"a loss such as {examples[described.kind]}, or leave it null"
         )
+
+
+def needs_positive_outputs(described: Outputs, named: Any) -> bool:
+    """Returns whether a loss is defined for positive values only, so that the model ends in a positive activation."""
+    return described.kind == "regression" and find_keras_name(named) in LOSSES_OF_POSITIVE_VALUES
 
 
 def complete_arguments(target: Target, named: Any, smoothing: float, has_classes: bool) -> Target:
@@ -319,7 +329,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
     if not np.allclose(both[:1], first, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ConfigError(
             f"{start}the loss of an example depends on the other examples of its batch, so it would depend on how the "
-            "batch is divided; write a training step for it (training.step)"
+            f"batch is divided; {WRITE_STEP}"
         )
     if both.shape.num_elements() == targets.shape.num_elements():
         return

@@ -40,7 +40,7 @@ from scaleflow.objective.kinds import (
     mean_measure,
     replace_ignored,
 )
-from scaleflow.objective.losses import Loader, choose_loss, plain_name, plain_names
+from scaleflow.objective.losses import Loader, choose_loss, needs_positive_outputs, plain_name, plain_names
 from scaleflow.objective.metrics import make_measure
 from scaleflow.objective.variants import Described, by_output
 
@@ -357,6 +357,17 @@ def make_objective(
         return replace(make_one("", outputs), is_weighted=is_weighted)
     named = {name: make_one(name, each) for name, each in outputs.items()}
     return replace(join_outputs(named, {name: factors.get(name, 1.0) for name in named}), is_weighted=is_weighted)
+
+
+def find_positive_losses(outputs: Described, options: ObjectiveOptions, loader: Loader) -> dict[str, Target]:
+    """Returns the losses that are defined for positive values only, by the names of their outputs."""
+    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target | str))
+    found: dict[str, Target] = {}
+    for name, described in ({"": outputs} if isinstance(outputs, Outputs) else outputs).items():
+        target = find_loss(described, losses.get(name), f"objective.loss{'.' if name else ''}{name}")
+        if target is not None and needs_positive_outputs(described, loader.locate(target)):
+            found[name] = target
+    return found
 
 
 def check_smoothing(outputs: Described, smoothing: float) -> None:

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES
@@ -151,8 +154,22 @@ class RunFolder:
             *("batch_sizes.csv", "learning_rates.csv", "provenance/**/*"),
         )
         paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
-        paths += [path for path in self.list_objects() if path.stat().st_size <= MAX_LOGGED_BYTES]
+        if self._logs_objects():
+            paths += [path for path in self.list_objects() if path.stat().st_size <= MAX_LOGGED_BYTES]
         return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
+
+    def _logs_objects(self) -> bool:
+        """Returns whether the files with data and models are logged; `tracking.code=false` keeps them out of a store.
+
+        A config that cannot be read keeps them out, too.
+        """
+        if not self.list_objects():
+            return False
+        try:
+            config = OmegaConf.load(self.config)
+            return OmegaConf.select(config, "tracking.code", default=True) is not False
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+            return False
 
     def list_objects(self) -> list[Path]:
         """Returns the files with the data and the model that the run got from a program, or began with."""

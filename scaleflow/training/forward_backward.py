@@ -163,6 +163,12 @@ class FreezePhases:
         self._places = {id(to_tf_variable(variable)): index for index, variable in enumerate(self.variables)}
         self._traced: tuple[int, ...] | None = None
 
+    def count_steps(self, steps_per_epoch: int, total: int) -> list[tuple[FreezePhase, int]]:
+        """Returns each phase with the number of updates in it, of `total` in the run."""
+        starts = [min(phase.epoch * steps_per_epoch, total) for phase in self._phases]
+        ends = [*starts[1:], total]
+        return [(phase, end - start) for phase, start, end in zip(self._phases, starts, ends, strict=True)]
+
     @property
     def largest(self) -> int:
         """The first epoch of the phase in which the most numbers train."""

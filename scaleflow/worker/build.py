@@ -292,7 +292,7 @@ class EngineBuilder:
         from scaleflow import training
 
         plan, engine, runtime = self.plan, self.engine, self.data.runtime
-        doubts = find_weight_doubts(plan, engine.model, self.length, batching=runtime.batching)
+        doubts = find_weight_doubts(plan, engine.model, self.length, runtime.batching, freezing=engine.freezing)
         doubts |= {} if self.balance is None else {"balance": self.balance.text}
         for note in filter(None, (*self.division_notes, *self._find_warnings(), *doubts.values())):
             self.emit(Note(note))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.gpus import gpu_memory_bytes
 from scaleflow.config.plan import make_batching
-from scaleflow.config.targets import bind_target, locate_target
+from scaleflow.config.targets import bind_target, check_plan_targets, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
@@ -35,11 +35,13 @@ from scaleflow.interfaces import (
     Rows,
     Source,
     Split,
+    Target,
     Training,
     Workers,
     name_leaves,
 )
 from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
+from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata
@@ -266,6 +268,7 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     startup_timer.end_part("build")
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
+    check_plan_targets(plan)
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
@@ -398,6 +401,18 @@ def complete_record(
     return dataclasses.replace(learned, splits=digests, sizes=sizes)
 
 
+def refuse_negative_outputs(plan: Plan, losses: Mapping[str, Target]) -> None:
+    """Raises ConfigError for losses of positive values on one of scaleflow's own models, which return any number."""
+    path = plan.model.target.path
+    if losses and path.startswith("scaleflow.model.") and path != KERAS_FILE:
+        loss = next(iter(losses.values()))
+        chosen = plan.choices.get("model") or path.split(".")[2]
+        raise ConfigError(
+            f"{loss.describe()}: is for outputs above 0, and model={chosen} returns any number; use "
+            "a model of your own whose last layer is positive, such as activation='softplus', or a loss such as huber"
+        )
+
+
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
     """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
 
@@ -417,6 +432,7 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
     for note in objective.describe_class_weights(splits.outputs, weights):
         emit(Note(note))
     loader = objective.Loader(locate_target, bind_target)
+    refuse_negative_outputs(plan, objective.find_positive_losses(splits.outputs, plan.objective, loader))
     return objective.make_objective(
         splits.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader, class_weights=weights
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_workers
-from scaleflow.config.targets import bind_target, is_class_target
+from scaleflow.config.targets import bind_target, is_class_target, locate_target
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Batching,
@@ -32,7 +32,7 @@ from scaleflow.worker.runtime import Runtime
 if TYPE_CHECKING:
     import keras
 
-    from scaleflow.training import Engine, FitEngine, Length, Loop
+    from scaleflow.training import Engine, FitEngine, FreezePhases, Length, Loop
 
 
 def make_model_maker(
@@ -42,9 +42,12 @@ def make_model_maker(
 
     Call it in the strategy's scope.
     """
-    from scaleflow import model
+    from scaleflow import model, objective
 
     factory = bind_target(plan.model.target, given=2)
+    loader = objective.Loader(locate_target, bind_target)
+    losses = objective.find_positive_losses(outputs, plan.objective, loader)
+    positive = {name: loss.describe() for name, loss in losses.items()}
     reported: set[str] = set()  # a coordinator makes its model twice
 
     def report(note: str | None) -> None:
@@ -59,6 +62,8 @@ def make_model_maker(
             compiled = model.read_compile_config(str(plan.model.target.arguments["path"]))
         if compiled is not None and plan.resume is None:
             report(check_compiled(compiled, outputs, plan))
+        model.check_positive(made, positive)
+        report(model.find_low_precision_note(made))
         return made
 
     has_step = plan.training.step is not None
@@ -371,17 +376,20 @@ def check_no_constraints(net: keras.Model) -> None:
             )
 
 
-def find_weight_doubts(plan: Plan, net: keras.Model, run: Length, batching: Batching) -> dict[str, str]:
+def find_weight_doubts(
+    plan: Plan, net: keras.Model, run: Length, batching: Batching, freezing: FreezePhases | None = None
+) -> dict[str, str]:
     """Returns warnings about layers that need trained weights or a longer run, by their rule, unless the config loads
-    weights.
+    weights. `freezing` says what trains in which epoch; None: the same in all.
     """
     from scaleflow import model
 
     if model.loads_weights(plan.model):
         return {}
+    phases = [] if freezing is None else freezing.count_steps(run.steps_per_epoch, run.total)
     doubts = {
         "frozen": model.find_freeze_warning(net, plan.model),
-        "BatchNorm": model.find_moving_average_warning(net, run.total, batching.accumulate),
+        "BatchNorm": model.find_moving_average_warning(net, run.total, batching.accumulate, phases),
     }
     return {rule: text for rule, text in doubts.items() if text is not None}
 

@@ -263,7 +263,7 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     except Exception as error:  # zipfile, h5py and Keras raise many types
         from scaleflow.model import explain_load_error
 
-        reason = explain_load_error(error)
+        reason = explain_load_error(error, takes_trust=True)
         such = f", such as\n{spec.command}" if spec.command and "--trust" in reason else ""
         raise ConfigError(f"{spec.origin}: its model cannot be loaded: {reason}{such}") from error
 

@@ -1,13 +1,13 @@
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.config.targets import bind_target
+from scaleflow.config.targets import bind_target, check_plan_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Target
+from scaleflow.interfaces import Plan, Target
 
 OWN = """
 NUMBER = 3
@@ -185,3 +185,15 @@ def test_a_nested_target_that_cannot_be_built_is_refused_by_its_key(inner: dict[
 def test_a_whole_number_is_a_float_where_the_default_is_one() -> None:
     taken = bind_target(target("own_targets.rate", dropout=0, count=2, is_on=True))()
     assert [repr(value) for value in taken] == ["0.0", "2", "True"]
+
+
+def test_parts_of_a_run_are_checked_without_being_made(plan: Callable[..., Plan]) -> None:
+    check_plan_targets(plan("tracking=none"))
+    callback = "training.callbacks=[{_target_: own_targets.Layer}]"
+    with pytest.raises(ConfigError, match=r"callbacks.*own_targets.Layer: missing a required argument: 'width'; set"):
+        check_plan_targets(plan("tracking=none", callback))
+    check_plan_targets(plan("tracking=none", callback.replace("Layer}", "Layer, width: 3}")))
+    with pytest.raises(ConfigError, match=r"training.step._target_=own_targets.nothing: .* takes fewer"):
+        check_plan_targets(plan("tracking=none", "training.step={_target_: own_targets.nothing}"))
+    with pytest.raises(ConfigError, match=r"training.callbacks.*\.wide=3: .* has no such argument"):
+        check_plan_targets(plan("tracking=none", callback.replace("Layer}", "Layer, width: 3, wide: 3}")))

@@ -193,7 +193,8 @@ def read_floats(folder: str) -> Any:
     from scaleflow.dataset.huggingface import HuggingFace
 
     columns = {"halves": [0.0, 0.5], "marks": [0.0, 1.0], "signs": [-1.0, 1.0], "row": [[0.0, 1.0], [1.0, 0.0]]}
-    rows = {name: values * 20 for name, values in columns.items()}
+    columns["grades"] = [0.0, 1.0, 2.0, 1.0]
+    rows = {name: values * (40 // len(values)) for name, values in columns.items()}
     made = datasets.Dataset.from_dict({"x": [float(each) for each in range(40)], **rows})
     made.cast_column("row", datasets.Sequence(datasets.Value("float32"), 2)).save_to_disk(folder)
     found = {}
@@ -202,6 +203,7 @@ def read_floats(folder: str) -> Any:
             source = HuggingFace(data_dir=folder, input="x", target=name)
             targets = {float(np.ravel(each)[0]) for each in examples(source, "train")[1]}
             found[name] = source.outputs.kind, sorted(targets)
+            found[f"{name} notes"] = source.notes
         except ConfigError as refusal:
             found[name] = str(refusal)
     return found
@@ -211,5 +213,8 @@ def test_floats_that_mark_classes_are_not_read_as_amounts(isolated: Callable[...
     found = isolated(read_floats, str(tmp_path / "rows"))
     assert found["halves"] == ("regression", [0.0, 0.5])
     assert found["marks"] == ("binary", [0.0, 1.0])
+    assert found["grades"] == ("regression", [0.0, 1.0, 2.0])
+    assert "floats that are all whole numbers from 0 to 2" in found["grades notes"][0]
+    assert found["halves notes"] == found["marks notes"] == ()
     assert found["signs"] == ("binary", [0.0, 1.0])
     assert "its rows have only 0 and 1; store the number of the class" in found["row"]

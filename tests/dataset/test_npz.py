@@ -226,3 +226,42 @@ def test_floats_that_mark_classes_are_not_read_as_amounts(targets: Any, kind: st
     with pytest.raises(ConfigError, match=kind):
         resolve_kind("auto", arrays)
     assert resolve_kind("regression", arrays) == "regression"
+
+
+@pytest.mark.parametrize(
+    ("targets", "last"),
+    [
+        ([[0, 1, 2, 9, 3, 4, 5, 6, 7, 8], [3, 3]], 9),
+        ([[0, 1, 2]], 2),
+        ([[0, 1]], None),  # two classes are recognised
+        ([[0, 1, 2.5]], None),
+        ([[1, 2, 3]], None),
+        ([[0, 1, 2, 40]], None),
+        ([list(range(200))], None),
+        ([[0, 1, 2, float("nan")]], None),
+    ],
+)
+def test_whole_floats_that_may_be_classes_are_named_in_a_note(targets: Any, last: int | None) -> None:
+    from scaleflow.dataset.npz import describe_whole_floats
+
+    note = describe_whole_floats("y", [np.array(each, "float64") for each in targets])
+    assert note == (
+        ""
+        if last is None
+        else f"dataset.kind=auto: the targets y are floats that are all whole numbers from 0 to {last}, and train as "
+        "amounts; set dataset.kind=classification if they are classes"
+    )
+    assert describe_whole_floats("y", [np.array([[0, 1], [2, 3]], "float32")]) == ""
+    assert describe_whole_floats("y", [np.array([0, 1, 2])]) == ""
+
+
+def read_notes(path: Path) -> Any:
+    from scaleflow.dataset.npz import Npz
+
+    return Npz(str(path)).notes, Npz(str(path), kind="regression").notes
+
+
+def test_a_source_has_the_note_unless_the_kind_is_typed(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    noted, silent = isolated(read_notes, saved(tmp_path, "floats", x=IMAGES, y=CLASSES.astype("float32")))
+    assert len(noted) == 1
+    assert silent == ()

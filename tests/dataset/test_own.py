@@ -252,3 +252,41 @@ def test_a_value_that_the_dtype_does_not_have_never_wraps(isolated: Callable[...
             assert outcome == [2] * 5 + [3_000_000_000]
         else:
             holds([outcome], [["'train'", "cannot be read", "example 5", words[what]]])
+
+
+def refuse_tuples() -> dict[str, str]:
+    import tensorflow as tf
+
+    from scaleflow.dataset import make_source
+
+    a, b = np.ones(2), np.ones(3)
+    dataset = tf.data.Dataset.from_tensors(((a, b), 1))
+    splits: dict[str, Any] = {
+        "arrays": [((a, b), 1)],
+        "equal shapes": [((a, a), 1)],
+        "list": [([a, b], 1)],
+        "target": [(a, (b, b))],
+        "function": lambda: iter([((a, b), 1)]),
+        "dataset": dataset,
+        "numbers": [((1.0, 2.0), 1), ([1.0, 2.0], 1)],
+        "rows": [([[1.0, 2.0], [1.0, 2.0]], 1)],
+    }
+    found = {}
+    for name, split in splits.items():
+        try:
+            make_source({"train": split}, CLASSES)
+            found[name] = ""
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_several_arrays_without_names_are_refused(isolated: Callable[..., Any]) -> None:
+    found = isolated(refuse_tuples)
+    assert found.pop("numbers") == found.pop("rows") == ""
+    for name, text in found.items():
+        what, kind = "target" if name == "target" else "input", "list" if name == "list" else "tuple"
+        assert text == (
+            f"dataset: the {what} of an example of 'train' is a {kind} of 2 arrays; give a dict with a name for each, "
+            "such as {'a': ..., 'b': ...}, or one array"
+        )

@@ -77,7 +77,7 @@ def test_a_model_with_its_own_training_is_refused(isolated: Callable[..., Any], 
     for text in found:
         name, _, rest = text.partition(": ")
         assert rest.startswith(f"model: Vae has its own {name}, which scaleflow does not call")
-        assert "training.step._target_=my_code.my_step" in rest
+        assert "training.step={_target_: my_code.my_step}" in rest
 
 
 def notes() -> dict[str, str | None]:
@@ -185,3 +185,92 @@ def test_what_evaluate_could_not_load_is_said_with_what_to_write(isolated: Calla
     ):
         assert reason in found[name], found
         assert advice in found[name], found
+
+
+def find_output_faults() -> dict[str, Any]:
+    """What is said of models with several last layers, in mixed precision, for a loss of positive values."""
+    import keras
+
+    from scaleflow.errors import ConfigError
+    from scaleflow.model.make import check_positive, find_low_precision_note
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    raw = keras.Input((3,))
+    heads = {
+        "plain": keras.layers.Dense(1, name="top"),
+        "float32": keras.layers.Dense(1, name="top", dtype="float32"),
+        "positive": keras.layers.Dense(1, activation="softplus", dtype="float32", name="top"),
+    }
+    found: dict[str, Any] = {}
+    for name, layer in heads.items():
+        model = keras.Model(raw, layer(raw))
+        try:
+            check_positive(model, {"": "objective.loss=poisson"})
+            refusal = ""
+        except ConfigError as error:
+            refusal = str(error)
+        found[name] = refusal, find_low_precision_note(model)
+    other = keras.layers.Dense(1, name="other", dtype="float32")
+    several = keras.Model(raw, {"a": other(raw), "b": heads["positive"](raw)})
+    check_positive(several, {"b": "objective.loss.b=poisson"})
+    found["several"] = find_low_precision_note(several)
+    return found
+
+
+def test_last_layers_of_own_models_are_looked_at(isolated: Callable[..., Any]) -> None:
+    found = isolated(find_output_faults)
+    refusal = (
+        "objective.loss=poisson: is for outputs above 0, and the last layer top of the model has no activation; write "
+        "activation='softplus' into it, or use a loss such as huber"
+    )
+    note = (
+        "model: outputs of the layer top are computed in bfloat16 and rounded to about three digits; write "
+        "dtype='float32' into this layer"
+    )
+    assert found["plain"] == (refusal, note)
+    assert found["float32"] == (refusal, None)
+    assert found["positive"] == ("", None)
+    assert found["several"] is None
+
+
+def warn_of_norms() -> list[Any]:
+    """The warnings for a BatchNorm that trains in all of 100 steps, in some of them, in few, and in none."""
+    import keras
+
+    from scaleflow.interfaces import FreezePhase
+    from scaleflow.model.make import find_moving_average_warning
+
+    raw = keras.Input((3,))
+    norm = keras.layers.BatchNormalization(name="norm", momentum=0.99)
+    model = keras.Model(raw, norm(raw))
+    frozen, trained = FreezePhase(0, [(norm, False)]), FreezePhase(1, [(norm, True)])
+    return [
+        find_moving_average_warning(model, 400, 1),
+        find_moving_average_warning(model, 400, 1, [(frozen, 100), (trained, 300)]),
+        find_moving_average_warning(model, 400, 1, [(frozen, 350), (trained, 50)]),
+        find_moving_average_warning(model, 400, 1, [(frozen, 400)]),
+        find_moving_average_warning(model, 400, 4, [(frozen, 350), (trained, 50)]),
+    ]
+
+
+def test_moving_averages_move_only_in_the_steps_in_which_their_layer_trains(isolated: Callable[..., Any]) -> None:
+    whole, most, few, none, accumulated = isolated(warn_of_norms)
+    assert (whole, most, none, accumulated) == (None, None, None, None)
+    assert few == (  # 0.99 ** 50 = 0.605; log(0.05) / log(0.99) = 298.07
+        "model: 61% of the moving averages of norm is still what they begin with after the 50 of 400 steps in which "
+        "they train, so evaluations can be far worse than training; train for about 299 steps, or lower the momentum "
+        "of BatchNormalization"
+    )
+
+
+def explain_unknown_class() -> list[str]:
+    from scaleflow.model import explain_load_error
+
+    error = TypeError("Could not locate class 'Mine'. Make sure custom classes are decorated")
+    return [explain_load_error(error), explain_load_error(error, takes_trust=True)]
+
+
+def test_trust_is_advised_only_where_a_command_has_it(isolated: Callable[..., Any]) -> None:
+    without, with_trust = isolated(explain_unknown_class)
+    assert without.endswith("register_keras_serializable() and import its module in code that the config names")
+    assert with_trust.endswith("register_keras_serializable() and add --trust MODULE")

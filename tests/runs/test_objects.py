@@ -77,11 +77,17 @@ def test_objects_are_logged_unless_they_are_large(tmp_path: Path, monkeypatch: p
     (tmp_path / DATA).write_text("1234")
     (tmp_path / "data-of-the-user.npz").write_text("1")
     (tmp_path / "source_model.h5").write_text("1")
-    assert [path.name for path, _ in files.list_logged_files()] == [DATA, "source_model.h5"]
+    for text in ("tracking: {code: true}", "seed: 1"):
+        files.config.write_text(text)
+        assert [path.name for path, _ in files.list_logged_files()] == ["config.yaml", DATA, "source_model.h5"]
+    for text in ("tracking: {code: false}", "tracking: {"):
+        files.config.write_text(text)
+        assert [path.name for path, _ in files.list_logged_files()] == ["config.yaml"]
+    files.config.write_text("seed: 1")
     assert list_size_notes(files) == []
     monkeypatch.setattr(folder, "MAX_LOGGED_BYTES", 3)
     monkeypatch.setattr("scaleflow.launcher.objects.MAX_LOGGED_BYTES", 3)
-    assert [path.name for path, _ in files.list_logged_files()] == ["source_model.h5"]
+    assert [path.name for path, _ in files.list_logged_files()] == ["config.yaml", "source_model.h5"]
     assert DATA in list_size_notes(files)[0]
     assert files.is_own(DATA)
     assert not files.is_own("data-of-the-user.npz")

@@ -65,3 +65,41 @@ def test_without_a_validation_split_there_is_nothing_to_stop_by(
     assert [each.monitor for each in validated] == ["val/loss", "val/loss"]
     assert validated[0].patience == 20
     assert other == (None, None)
+
+
+def refuse_positive(plans: list[Plan]) -> list[str]:
+    from scaleflow.config.targets import bind_target, locate_target
+    from scaleflow.interfaces import Outputs
+    from scaleflow.objective import Loader, find_positive_losses
+    from scaleflow.worker.data import refuse_negative_outputs
+
+    found = []
+    for made in plans:
+        for kind in ("regression", "binary"):
+            losses = find_positive_losses(
+                Outputs(cast(Any, kind), (1,)), made.objective, Loader(locate_target, bind_target)
+            )
+            try:
+                refuse_negative_outputs(made, losses)
+                found.append("")
+            except ConfigError as error:
+                found.append(str(error))
+    return found
+
+
+def test_a_loss_of_positive_values_is_refused_on_models_that_return_any_number(
+    isolated: Callable[..., Any], plan: Callable[..., Plan]
+) -> None:
+    losses = ("poisson", "msle", "kld", "{_target_: keras.losses.Poisson}", "huber", "null")
+    plans = [plan("tracking=none", "model=mlp", f"objective.loss={each}") for each in losses]
+    file = plan("tracking=none", "model=keras_file", "model.path=net.keras", "objective.loss=poisson")
+    found = isolated(refuse_positive, [*plans, file])
+    assert found[1::2] == [""] * 7  # probabilities are positive
+    values = found[::2]
+    for text in values[:4]:
+        assert text.endswith(
+            ": is for outputs above 0, and model=mlp returns any number; use a model of your own whose last layer is "
+            "positive, such as activation='softplus', or a loss such as huber"
+        )
+    assert values[0].startswith("objective.loss=poisson")
+    assert values[4:] == ["", "", ""]
