@@ -479,8 +479,8 @@ def measure_values(
     errors = data.prediction - data.target
     measured = []
     for n in range(len(names)):
-        if data.is_used[:, n].any():
-            of_column = data.select_intervals(n, make_intervals, intervals)
+        of_column = data.select_intervals(n, make_intervals, intervals)
+        if of_column.weights.any():
             found = measure_one(data.column(n, data.target), data.column(n, errors), of_column)
         else:
             found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Figure(math.nan))

@@ -324,7 +324,7 @@ def analyse_classes(
     answered = data.select(data.is_answered)
     calibrated = calibrate(answered, weights[data.is_answered])
     facts: dict[str, Any] = {
-        "not_finite": int((~data.is_answered).sum()),
+        "not_finite": int((~data.is_answered & (weights > 0)).sum()),
         "covered": is_covered,
         "chance error": find_chance_error(data.confidence, weights, intervals.members) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
@@ -480,6 +480,8 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> V
         is_used = has_target
         prediction = np.where(is_bad, target <= 0.5, prediction)
         chances = np.where(is_bad, target <= 0.5, chances)
+    if (weights := predictions.weights()) is not None:
+        is_bad &= (weights > 0)[:, None]
     rows = np.flatnonzero(is_used.any(axis=1))
     return Vectors(
         rows,
@@ -509,7 +511,11 @@ def analyse_positions(
     columns = {name: predictions.column(name, output) for name in kept if predictions.has(name, output)}
     main = "correct" if "correct" in columns else "mean_error"
     rows = np.flatnonzero((columns["positions"] > 0) & np.isfinite(columns[main]))
-    bad = predictions.column("not_finite", output) if predictions.has("not_finite", output) else np.zeros(0)
+    bad = np.zeros(len(predictions.table))
+    if predictions.has("not_finite", output):
+        bad = predictions.column("not_finite", output)
+    if (weights := predictions.weights()) is not None:
+        bad = np.where(weights > 0, bad, 0)
     if not len(rows):
         return make_empty_analysis(output, "accuracy" if main == "correct" else "mae", not_finite=int((bad > 0).sum()))
     columns = {name: values[rows].astype(np.float64) for name, values in columns.items()}

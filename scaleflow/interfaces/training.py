@@ -161,6 +161,7 @@ class Measure:
             [m, columns]. Traced. Evaluations collect them in place of the sums, if they can. None: there are only sums.
         make_collector: with `scores`: makes an object that collects them.
         finish_scores: with `scores`: (a collector with those of all batches) -> a value for each name.
+        is_loss: whether it is the loss of an output, which is NaN for outputs that are not finite.
     """
 
     names: tuple[str, ...]
@@ -170,6 +171,7 @@ class Measure:
     scores: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, ...]] | None = None
     make_collector: Callable[[], ScoreCollector] | None = None
     finish_scores: Callable[[Any], Sequence[float]] | None = None
+    is_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,9 @@ class Objective:
             `loss`.
         report: (what the model returns, whether in an evaluation) -> the outputs that everything else is computed from.
             They differ in an ensemble, whose members have a loss each.
-        answers: (targets, outputs) -> (outputs, with wrong answers in place of those that are not finite; whether an
-            example has such outputs, [b] bool). The metrics of evaluations are computed from them. None: outputs are
-            taken as they are.
+        answers: (targets, outputs, weights [b] float32) -> (outputs for the loss: those that are not finite are 0 where
+            no target counts; outputs for metrics: with wrong answers in place of the others that are not finite;
+            whether an example has such others, [b] bool). Evaluations use it. None: outputs are taken as they are.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         replaced: names of metrics of the kind of target that metrics of the config replace.
@@ -202,7 +204,7 @@ class Objective:
     evaluation_measures: Sequence[Measure] = ()
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
     report: Callable[[Any, bool], Any] = field(default=lambda outputs, evaluates: outputs)
-    answers: Callable[[Any, Any], tuple[Any, tf.Tensor]] | None = None
+    answers: Callable[[Any, Any, tf.Tensor], tuple[Any, Any, tf.Tensor]] | None = None
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()

@@ -44,8 +44,11 @@ def replace_ignored(targets: tf.Tensor, counted: tf.Tensor | None) -> tf.Tensor:
     return targets if counted is None else tf.where(counted > 0, targets, tf.zeros_like(targets))
 
 
-#: The logit of a class that a wrong answer surely says, and minus that of a class that it surely does not say.
+#: Minus the logit of a class that a wrong answer surely does not say.
 WRONG_LOGIT = 1e9
+
+#: The logit of the class that a wrong answer says; all others but the true one have 0. So no two classes are predicted.
+FIRST_LOGIT = 1e-3
 
 
 def find_not_finite(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -64,41 +67,61 @@ def find_not_finite(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) 
     return is_bad if counted is None else is_bad & (counted > 0)
 
 
+def clear_uncounted(
+    described: Outputs, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Replaces outputs that are not finite by 0 where the target does not count, as NaN * 0 is NaN.
+
+    `weights` are those of the examples, [b]: with 0, no target of an example counts.
+    """
+    counted = find_counted(described, targets)
+    is_counted = tf.ones(tf.shape(targets), tf.bool) if counted is None else counted > 0
+    if weights is not None:
+        is_counted &= spread_weights(weights, is_counted) > 0
+    if outputs.shape.rank > targets.shape.rank:
+        is_counted = is_counted[..., None]
+    return tf.where(is_counted | tf.math.is_finite(outputs), outputs, tf.zeros_like(outputs))
+
+
 def make_answers_wrong(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor, is_bad: tf.Tensor) -> tf.Tensor:
     """Returns outputs that are wrong answers where `is_bad`; values stay as they are, so that their errors are NaN.
 
-    A wrong answer gives the true class the probability 0, and all other classes the same one.
+    A wrong answer gives the true class the probability 0, and all other classes nearly the same one. It says the first
+    of these.
     """
     if described.kind == "regression":
         return outputs
     valid = replace_ignored(targets, find_counted(described, targets))
     if described.kind == "classification":
-        is_true = tf.one_hot(tf.cast(valid, tf.int32), outputs.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
-        wrong = tf.where(is_true, tf.cast(-WRONG_LOGIT, outputs.dtype), tf.cast(0, outputs.dtype))
-        return tf.where(is_bad[..., None], wrong, outputs)
+        true = tf.cast(valid, tf.int32)
+        classes = tf.range(outputs.shape[-1])
+        first_other = tf.where(true == 0, 1, 0)[..., None]
+        wrong = tf.where(classes == first_other, FIRST_LOGIT, 0.0)
+        wrong = tf.where(classes == true[..., None], -WRONG_LOGIT, wrong)
+        return tf.where(is_bad[..., None], tf.cast(wrong, outputs.dtype), outputs)
     sign = tf.where(tf.cast(valid, tf.float32) > 0.5, -1.0, 1.0)
     return tf.where(is_bad, tf.cast(sign * WRONG_LOGIT, outputs.dtype), outputs)
 
 
-#: (targets, outputs) -> (outputs, with wrong answers in place of those that are not finite; which examples have such
-#: outputs, [b] bool).
-Answers = Callable[[Any, Any], tuple[Any, tf.Tensor]]
+#: Implements `Objective.answers`.
+Answers = Callable[[Any, Any, tf.Tensor], tuple[Any, Any, tf.Tensor]]
 
 
 def make_answers(described: Outputs) -> Answers:
     """Makes `Objective.answers` for one output."""
 
-    def answers(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        is_bad = find_not_finite(described, targets, outputs)
-        is_bad_example = tf.reduce_any(flatten_examples(is_bad), axis=1)
-        if described.kind == "regression":
-            return outputs, is_bad_example
-        changed = tf.cond(
-            tf.reduce_any(is_bad_example),
-            lambda: make_answers_wrong(described, targets, outputs, is_bad),
-            lambda: tf.identity(outputs),
-        )
-        return tf.ensure_shape(changed, outputs.shape), is_bad_example
+    def answers(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def judge() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            is_bad = find_not_finite(described, targets, outputs)
+            is_bad_example = tf.reduce_any(flatten_examples(is_bad), axis=1) & (weights > 0)
+            usable = clear_uncounted(described, targets, outputs, weights)
+            return usable, make_answers_wrong(described, targets, usable, is_bad), is_bad_example
+
+        def take_all() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return tf.identity(outputs), tf.identity(outputs), tf.zeros(tf.shape(weights), tf.bool)
+
+        usable, measured, is_bad = tf.cond(tf.reduce_all(tf.math.is_finite(outputs)), take_all, judge)
+        return tf.ensure_shape(usable, outputs.shape), tf.ensure_shape(measured, outputs.shape), is_bad
 
     return answers
 
@@ -400,6 +423,7 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     """
     counted = find_counted(described, targets)
     valid = replace_ignored(targets, counted)
+    outputs = clear_uncounted(described, targets, outputs)
     is_counted = tf.ones_like(valid, tf.float32) if counted is None else counted
     is_bad = find_not_finite(described, targets, outputs)
     sums = {

@@ -522,21 +522,23 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
 def join_answers(named: Mapping[str, Objective]) -> Answers:
     """Makes `Objective.answers` for several outputs: an example counts once, however many of its outputs are bad."""
 
-    def answers(targets: Any, outputs: Any) -> tuple[Any, tf.Tensor]:
-        changed: dict[str, tf.Tensor] = {}
+    def answers(targets: Any, outputs: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+        usable: dict[str, tf.Tensor] = {}
+        measured: dict[str, tf.Tensor] = {}
         is_bad = []
         for name, part in named.items():
             assert part.answers is not None
-            changed[name], is_bad_here = part.answers(targets[name], outputs[name])
+            usable[name], measured[name], is_bad_here = part.answers(targets[name], outputs[name], weights)
             is_bad.append(is_bad_here)
-        return changed, tf.reduce_any(tf.stack(is_bad), axis=0)
+        return usable, measured, tf.reduce_any(tf.stack(is_bad), axis=0)
 
     return answers
 
 
 def loss_measure(loss: Loss) -> Measure:
     """Makes the mean loss of one of several outputs."""
-    return mean_measure("loss", lambda targets, outputs: (loss(targets, outputs), None), ignores=False)
+    measure = mean_measure("loss", lambda targets, outputs: (loss(targets, outputs), None), ignores=False)
+    return replace(measure, is_loss=True)
 
 
 def select_all(output: str, measures: Sequence[Measure]) -> list[Measure]:

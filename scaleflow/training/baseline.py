@@ -241,9 +241,9 @@ def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: A
         examples, found, weight = tf.nest.map_structure(
             lambda array, part=part: tf.constant(array[part]), (targets, outputs, each_weight.astype(np.float32))
         )
-        answers = sums.take_answers(examples, found)
+        answers = sums.take_answers(examples, found, weight)
         mask = tf.ones_like(weight)
         total += sums.compute(examples, found, None, mask=mask, weights=weight, answers=answers).numpy()
-        for key, parts in sums.take_scores(examples, answers[0], weight).items():
+        for key, parts in sums.take_scores(examples, answers[1], weight).items():
             collectors[key].add(*(each.numpy() for each in parts))
     return dict(sums.means(total, count, collectors))

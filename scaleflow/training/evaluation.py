@@ -90,9 +90,9 @@ class MetricSums:
         #: Plain sums of a batch are exact enough in float32.
         self.dtype = tf.float64 if any(measure.size > 1 for measure in self._measures) else tf.float32
 
-    def take_answers(self, targets: Any, outputs: Any) -> tuple[Any, tf.Tensor | None]:
-        """Returns the outputs that metrics are computed from, and which examples have outputs that are not finite."""
-        return (outputs, None) if self._answers is None else self._answers(targets, outputs)
+    def take_answers(self, targets: Any, outputs: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor | None]:
+        """Returns the outputs for the loss, those for metrics, and which examples have outputs that are not finite."""
+        return (outputs, outputs, None) if self._answers is None else self._answers(targets, outputs, weights)
 
     def compute(
         self,
@@ -102,7 +102,7 @@ class MetricSums:
         mask: tf.Tensor,
         weights: tf.Tensor | None = None,
         extra: tf.Tensor | None = None,
-        answers: tuple[Any, tf.Tensor | None] | None = None,
+        answers: tuple[Any, Any, tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
         """Computes one batch's sums [size] of `dtype`.
 
@@ -117,15 +117,15 @@ class MetricSums:
         """
         self._has_extra |= extra is not None
         weights = mask if weights is None else weights
+        usable, measured, is_bad = answers or self.take_answers(targets, outputs, weights)
         if loss is None or self._recomputes_loss:
-            loss = tf.reduce_sum(self._loss(targets, outputs) * weights)
-        measured, is_bad = answers or self.take_answers(targets, outputs)
+            loss = tf.reduce_sum(self._loss(targets, usable) * weights)
         sums = []
         for measure in self._measures:
             if self.takes_scores and measure.scores is not None:  # it is computed from its scores
                 sums.append(tf.zeros([measure.size], tf.float64))
             else:
-                sums.append(measure.sums(targets, measured, weights))
+                sums.append(measure.sums(targets, usable if measure.is_loss else measured, weights))
         sums = [tf.reduce_sum(mask), loss, *sums]
         if is_bad is not None:
             sums.append(tf.reduce_sum(tf.cast(is_bad & (weights > 0), tf.float32)))
@@ -139,7 +139,7 @@ class MetricSums:
     def take_scores(self, targets: Any, measured: Any, weights: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
         """Returns the scores of a batch by the key of their measure, as `Measure.scores` does; empty if none has some.
 
-        `measured` is the first result of `take_answers`.
+        `measured` is the second result of `take_answers`.
         """
         if not self.takes_scores:
             return {}
@@ -378,17 +378,18 @@ class Evaluation:
         with tf.name_scope(READ_SCOPE):
             inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica=replica, index=first)
         outputs = self._report(self._forward(inputs), True)
-        answers = self._metric_sums.take_answers(targets, outputs)
-        new_counts = tuple(
-            count + self._count_confusion(targets, answers[0], mask, dtype=count.dtype) for count in counts
-        )
         weights = own[0] if own else mask
+        answers = self._metric_sums.take_answers(targets, outputs, weights)
+        _, measured, _ = answers
+        new_counts = tuple(
+            count + self._count_confusion(targets, measured, mask, dtype=count.dtype) for count in counts
+        )
         new_sums = self._metric_sums.compute(targets, outputs, None, mask=mask, weights=weights, answers=answers)
         kept: dict[str, tf.Tensor] = {}
         if (keeper := self._keepers.get(id(feed))) is not None:
             kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}
             kept |= {"weight": own[0]} if own else {}
-        scored = self._metric_sums.take_scores(targets, answers[0], weights)
+        scored = self._metric_sums.take_scores(targets, measured, weights)
         if scored:
             scored["replica"] = (tf.convert_to_tensor(replica),)
         return (sums + tf.cast(new_sums, sums.dtype), *new_counts), kept, scored

@@ -127,7 +127,9 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     has_target = np.ones((len(weights), values["/target"].size // max(1, len(weights))), bool)
     if described.ignore is not None:
         has_target = (values["/target"] != described.ignore).reshape(has_target.shape)
-    if why := describe_not_finite(described, values["/output"][has_target.any(axis=1)]):
+    is_finite = np.isfinite(values["/output"]).reshape(len(weights), -1).all(axis=1)
+    has_target &= (is_finite | (weights > 0))[:, None]  # NaN * 0 is NaN
+    if why := describe_not_finite(described, values["/output"], has_target):
         return described, [f"{', '.join(options.learned)}: nothing is learned, as {why}"]
     if options.interval is None:
         is_used = has_target[:, 0]
@@ -154,15 +156,20 @@ def describe_rows(has_target: Array) -> str:
     return f"the {count:,} of {len(has_target):,} validation rows with a target"
 
 
-def describe_not_finite(described: Outputs, outputs: Array) -> str:
-    """Returns why outputs that are not finite leave nothing to learn from; empty if all are finite."""
+def describe_not_finite(described: Outputs, outputs: Array, has_target: Array) -> str:
+    """Returns why outputs that are not finite leave nothing to learn from; empty if all are finite.
+
+    `has_target` says which values of each row have a target that counts, [rows, values].
+    """
     import numpy as np
 
     from scaleflow.serving.prediction_columns import find_not_finite
 
     is_bad = ~np.isfinite(outputs) if described.kind == "regression" else find_not_finite(described, outputs)
-    count = int(is_bad.reshape(len(is_bad), -1).any(axis=1).sum())
-    return f"the outputs of {count:,} of {len(is_bad):,} validation rows are NaN or infinite" if count else ""
+    is_bad = is_bad.reshape(has_target.shape) & has_target
+    count = int(is_bad.any(axis=1).sum())
+    rows = int(has_target.any(axis=1).sum())
+    return f"the outputs of {count:,} of {rows:,} validation rows are NaN or infinite" if count else ""
 
 
 def find_shortage(level: float, weights: Array) -> str:

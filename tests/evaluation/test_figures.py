@@ -328,6 +328,20 @@ def test_outputs_that_are_not_finite_are_wrong_answers(tmp_path: Path, kind: Any
     assert kept.table[column].null_count == (0 if kind == "regression" else 6)
 
 
+@pytest.mark.parametrize("kind", ["classification", "binary", "multi_label", "regression"])
+def test_outputs_that_are_not_finite_change_nothing_in_examples_of_weight_0(tmp_path: Path, kind: Any) -> None:
+    described = Outputs(kind, (1,) if kind == "binary" else (3,))
+    values = draw_values(described, 60)
+    weights = np.ones(60, np.float32)
+    weights[:6] = 0
+    clean = report_in(tmp_path, make_predictions(described, {"": values}, weights))
+    values["output"][:6] = np.nan
+    report = report_in(tmp_path, make_predictions(described, {"": values}, weights))
+    assert "not finite" not in [finding.rule for finding in report.findings]
+    for name in set(report.figures) & {"accuracy", "balanced_accuracy", "macro_f1", "mae", "rmse", "r2"}:
+        assert report.figures[name].value == pytest.approx(clean.figures[name].value, **EXACT), name
+
+
 def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
     described = Outputs("regression", (2,), names=("low", "high"), ignore=-999)
     random = np.random.default_rng(0)

@@ -67,11 +67,68 @@ def find_values() -> dict[str, Any]:
     both = {"kind": Outputs("classification", (3,)), "price": Outputs("regression", (2,))}
     found["several"] = evaluate(both, {"kind": classes, "price": values}, {"kind": logits, "price": errors})
     found["finite"] = evaluate(Outputs("binary", (1,)), labels[5:], logit[5:])
+    many = random.permutation(1200)[:40].astype(np.int32)
+    of_many = (9 * np.eye(1200)[many]).astype(np.float32)
+    of_many[:4] = np.nan
+    found["many"] = evaluate(Outputs("classification", (1200,)), many, of_many, ["f1"])
+    found["answers of many"] = np.append(np.where(many[:4] == 0, 1, 0), many[4:]), many
     return found
 
 
+def find_uncounted() -> dict[str, Any]:
+    """Metrics of outputs that are not finite only where no target counts, and of the same ones with 0 there.
+
+    A target does not count if it is ignored, or if its example has the weight 0.
+    """
+    random = np.random.default_rng(1)
+    shapes = {"classification": (3,), "binary": (1,), "multi_label": (3,), "regression": (2,), "quantiles": (2,)}
+    found = {}
+    for name, shape in shapes.items():
+        kind: Any = "regression" if name == "quantiles" else name
+        levels = (0.1, 0.5, 0.9) if name == "quantiles" else None
+        outputs = random.normal(size=(40, *shape)).astype(np.float32)
+        targets = outputs + random.normal(size=outputs.shape)
+        if kind == "classification":
+            targets = targets.argmax(axis=-1).astype(np.int32)
+        elif kind != "regression":
+            targets = (targets > 0).astype(np.float32)
+        if levels is not None:
+            outputs = np.repeat(outputs[..., None], 3, axis=-1)
+        metrics = {"multi_label": ["f1"], "regression": ["mse"]}.get(name, [])
+        for way, fill in (("ignored", np.nan), ("of weight 0", -np.inf)):
+            is_out = np.zeros(targets.shape, bool)
+            is_out[:6] = True
+            if way == "ignored" and targets.ndim > 1:
+                is_out[8:12, 0] = True
+            weights = np.ones(40, np.float32)
+            given = targets
+            if way == "ignored":
+                given = np.where(is_out, -9, targets).astype(targets.dtype)
+            else:
+                weights[:6] = 0
+            described = Outputs(kind, shape, levels=levels, ignore=-9 if way == "ignored" else None)
+            bad, clean = outputs.copy(), outputs.copy()
+            bad[is_out] = fill
+            clean[is_out] = 0
+            own = None if way == "ignored" else weights
+            pair = [evaluate(described, given, each, metrics, weights=own) for each in (bad, clean)]
+            found[f"{name}, {way}"] = pair
+    both = {"a": described, "b": described}
+    pairs = {"a": given, "b": given}
+    pair = [evaluate(both, pairs, {"a": each, "b": each}, weights=weights) for each in (bad, clean)]
+    found["several"] = pair
+    return found
+
+
+def test_outputs_that_are_not_finite_change_nothing_where_no_target_counts(isolated: Callable[..., Any]) -> None:
+    for name, (found, wanted) in isolated(find_uncounted).items():
+        assert found == pytest.approx(wanted), name
+        assert all(np.isfinite(value) for value in found.values()), name
+        assert "not_finite" not in found, name
+
+
 def test_outputs_that_are_not_finite_are_wrong_in_every_metric(isolated: Callable[..., Any]) -> None:
-    from sklearn.metrics import recall_score
+    from sklearn.metrics import f1_score, recall_score
 
     found = isolated(find_values)
     assert {
@@ -79,6 +136,7 @@ def test_outputs_that_are_not_finite_are_wrong_in_every_metric(isolated: Callabl
     } == {
         **dict.fromkeys(("classification", "binary", "weighted", "multi_label", "sequence", "several"), 5.0),
         **dict.fromkeys(("regression", "quantiles"), 1.0),
+        "many": 4.0,
         "finite": None,
     }
     kinds = found["classification"]
@@ -102,6 +160,9 @@ def test_outputs_that_are_not_finite_are_wrong_in_every_metric(isolated: Callabl
     assert np.isnan(found["quantiles"]["mae"])
     assert found["sequence"]["accuracy"] == pytest.approx(35 / 40)
     assert found["several"]["kind/accuracy"] == pytest.approx(35 / 40)
+    assert np.isnan(found["several"]["kind/loss"])
+    predicted, true = found["answers of many"]
+    assert found["many"]["f1"] == pytest.approx(f1_score(true, predicted, average="macro"), abs=1e-6)
     assert found["finite"]["accuracy"] == 1
     assert found["kept"] == {"correct": [0] * 5 + [1] * 2, "not_finite": [3] * 5 + [0] * 2, "positions": [3] * 7}
     assert found["predicted"] == 0

@@ -295,7 +295,44 @@ def test_nothing_is_learned_from_outputs_that_are_not_finite(options: Evaluation
     assert "nothing is learned, as the outputs of 3 of 100 validation rows are NaN or infinite" in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        (EvaluationOptions(threshold="auto", calibrate="auto"), TWO),
+        (EvaluationOptions(sets=0.9), MANY),
+        (EvaluationOptions(interval=0.9), REAL),
+    ],
+)
+def test_rows_of_weight_0_decide_nothing_whatever_their_outputs(options: EvaluationOptions, outputs: Outputs) -> None:
+    random = np.random.default_rng(0)
+    output = random.normal(size=(300, *outputs.shape))
+    target = output + random.normal(size=output.shape)
+    if outputs is TWO:
+        target = (target > 0.5).astype(np.float64)
+    elif outputs is MANY:
+        target = target.argmax(axis=1)
+    weights = random.uniform(0.5, 1.5, 300)
+    weights[:20] = 0
+    expected, _ = learn(options, outputs, target[20:], output[20:], weights[20:])
+    output[:20] = np.nan
+    learned, _ = learn(options, outputs, target, output, weights)
+    assert learned == expected
+
+
 IGNORED = -999
+
+
+def test_an_interval_does_not_need_outputs_for_values_without_a_target() -> None:
+    outputs = Outputs("regression", (2,), ignore=IGNORED)
+    output = np.random.default_rng(0).normal(size=(200, 2))
+    target = output + np.linspace(0, 1, 200)[:, None]
+    expected, _ = learn(EvaluationOptions(interval=0.9), outputs, target[100:], output[100:])
+    target[:100, 0], output[:100, 0] = IGNORED, np.nan
+    learned, notes = learn(EvaluationOptions(interval=0.9), outputs, target, output)
+    assert learned.margins is not None
+    assert expected.margins is not None
+    assert learned.margins[0] == expected.margins[0]
+    assert "nothing is learned" not in notes[0]
 
 
 @pytest.mark.parametrize(
