@@ -457,6 +457,10 @@ class Vectors:
         """Returns the intervals of the examples that have column `n`; `intervals` are those of all."""
         return intervals if self.is_used[:, n].all() else make_intervals(self.rows[self.is_used[:, n]])
 
+    def find_measured(self, intervals: Intervals) -> Array:
+        """Returns which columns an example of a weight above 0 has, [k] bool."""
+        return np.asarray(self.is_used[intervals.weights > 0].any(axis=0))
+
     def average(self, values: Array) -> Array:
         """Averages values [n, k] over what each example has, [n]."""
         return np.asarray((values * self.is_used).sum(axis=1) / self.is_used.sum(axis=1))
@@ -511,10 +515,10 @@ def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str,
 
 
 def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_intervals: MakeIntervals) -> Figure:
-    """Returns the mean of the coefficients of determination of the values that some example has."""
+    """Returns the mean of the coefficients of determination of the values that some example of a weight above 0 has."""
     values = []
     influence = np.zeros(len(data.rows))
-    for n in np.flatnonzero(data.is_used.any(axis=0)).tolist():
+    for n in np.flatnonzero(data.find_measured(intervals)).tolist():
         of_column = data.select_intervals(n, make_intervals, intervals)
         value, own = find_unexplained(data.column(n, data.target), data.column(n, errors), of_column)
         values.append(value)
@@ -557,7 +561,7 @@ def measure_labels(
     assert data.chances is not None
     target, predicted = data.target > 0.5, data.prediction > 0.5
     is_right = target == predicted
-    is_known = np.asarray(data.is_used.any(axis=0))
+    is_known = data.find_measured(intervals)
     counted, answered = target & data.is_used, predicted & data.is_used
     rates = rate_columns(counted, answered, counted & answered, counted | answered, intervals)
     del rates["iou"]

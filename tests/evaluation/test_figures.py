@@ -342,6 +342,22 @@ def test_outputs_that_are_not_finite_change_nothing_in_examples_of_weight_0(tmp_
         assert report.figures[name].value == pytest.approx(clean.figures[name].value, **EXACT), name
 
 
+@pytest.mark.parametrize("kind", ["multi_label", "regression"])
+def test_a_column_whose_examples_all_have_weight_0_is_left_out(tmp_path: Path, kind: Any) -> None:
+    described = Outputs(kind, (2,), ignore=-9)
+    values = draw_values(described, 80)
+    weights = np.ones(80, np.float32)
+    weights[:20] = 0
+    values["target"][20:, 0] = -9
+    report = report_in(tmp_path, make_predictions(described, {"": values}, weights))
+    target, output = values["target"][20:, 1], values["output"][20:, 1]
+    if kind == "regression":
+        assert report.figures["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
+        assert report.figures["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
+    else:
+        assert report.figures["macro_f1"].value == pytest.approx(metrics.f1_score(target, output > 0), **EXACT)
+
+
 def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
     described = Outputs("regression", (2,), names=("low", "high"), ignore=-999)
     random = np.random.default_rng(0)
