@@ -3,12 +3,20 @@
 import ast
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from scaleflow.config.trust import list_own_targets
 from scaleflow.errors import ConfigError, find_similar
+
+#: Words of a module that may define further names, or find further modules, while it runs.
+DYNAMIC_WORDS = ("globals(", "locals(", "vars(", "exec(", "setattr(", "__dict__", "__path__", "sys.modules")
+
+#: A module with it may let other modules be found.
+IMPORT_PATH = "sys.path"
 
 
 def check_own_names(config: Mapping[str, Any], search: Sequence[str]) -> None:
@@ -20,25 +28,32 @@ def check_own_names(config: Mapping[str, Any], search: Sequence[str]) -> None:
 
     Code that defines names while it runs, and modules that are already imported, are left to the worker.
     """
-    for key, path in list_own_targets(config):
-        if path.count(".") and path.split(".")[0] not in sys.modules:
-            check_own_name(key, path, search=search)
-
-
-def check_own_name(key: str, path: str, search: Sequence[str]) -> None:
-    parts = path.split(".")
-    found = find_module_file(parts, search)
-    if found is None:
-        if not has_folder(parts[0], search) and not is_installed(parts[0]):
+    own = [(key, path) for key, path in list_own_targets(config) if is_checked(path)]
+    found = {path: find_module_file(path.split("."), search) for _, path in own}
+    files = {place[0] for place in found.values() if place is not None}
+    may_find_more = any(IMPORT_PATH in read_module(file) for file in files)
+    for key, path in own:
+        place = found[path]
+        if place is not None:
+            check_own_name(key, path, file=place[0], count=place[1])
+        elif not may_find_more and not is_found(path.partition(".")[0], search):
             raise ConfigError(
-                f"{key}._target_={path}: cannot be loaded (there is no module {parts[0]}); expected the dotted name of "
-                "a class or function in an installed module, the current folder or the --config-dir folder"
+                f"{key}._target_={path}: cannot be loaded (there is no module {path.partition('.')[0]}); expected the "
+                "dotted name of a class or function in an installed module, the current folder or the --config-dir "
+                "folder"
             )
-        return
-    file, count = found
+
+
+def is_checked(path: str) -> bool:
+    return "." in path and path.partition(".")[0] not in sys.modules
+
+
+def check_own_name(key: str, path: str, file: Path, count: int) -> None:
+    """Raises ConfigError if the module, which the first `count` parts of a dotted path name, lacks the next part."""
+    parts = path.split(".")
     names = list_names(key, path, file=file)
     name = parts[count] if count < len(parts) else ""
-    if names is None or not name or name in names:
+    if names is None or not name or name in names or name.startswith("__"):  # each module has __dict__ and others
         return
     module = ".".join(parts[:count])
     similar = find_similar(name, [each for each in names if not each.startswith("_")])
@@ -51,25 +66,32 @@ def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path,
     for folder in search:
         for count in range(len(parts) - 1, 0, -1):
             base = Path(folder, *parts[:count])
+            package = base / "__init__.py"
+            if package.is_file():  # Python prefers a package to a module of the same name
+                # A name of a package may also be a module that it imports only while it runs.
+                is_module = (base / parts[count]).is_dir() or any(base.glob(f"{parts[count]}.*"))
+                return None if is_module else (package, count)
             if base.with_suffix(".py").is_file():
                 return base.with_suffix(".py"), count
-            package = base / "__init__.py"
-            # A name of a package may also be a module that it imports only while it runs.
-            if package.is_file() and not (base / f"{parts[count]}.py").exists() and not (base / parts[count]).is_dir():
-                return package, count
     return None
 
 
-def has_folder(name: str, search: Sequence[str]) -> bool:
-    return any(Path(folder, name).is_dir() for folder in search)
-
-
-def is_installed(name: str) -> bool:
+def is_found(name: str, search: Sequence[str]) -> bool:
     """Returns whether a top-level module can be imported. It is not imported."""
     try:
-        return importlib.util.find_spec(name) is not None
+        return (
+            PathFinder.find_spec(name, [*search, *sys.path]) is not None or importlib.util.find_spec(name) is not None
+        )
     except (ImportError, ValueError):
         return True  # the worker's import says what is wrong
+
+
+def read_module(file: Path) -> str:
+    """Returns the text of a module; characters in another encoding are lost."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def list_names(key: str, path: str, file: Path) -> set[str] | None:
@@ -78,25 +100,36 @@ def list_names(key: str, path: str, file: Path) -> set[str] | None:
     Raises ConfigError if the file is no valid Python.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, UnicodeDecodeError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the worker's import shows them
+            tree = ast.parse(file.read_bytes())  # bytes, because the file may name its encoding
+    except OSError:
         return None
     except SyntaxError as error:
         raise ConfigError(
             f"{key}._target_={path}: cannot be loaded ({file.name}, line {error.lineno}: {error.msg})"
         ) from error
-    names: set[str] = set()
+    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     for node in walk_module(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                names.add((alias.asname or alias.name).partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    defines_more = {"*", "__getattr__"} & names or "globals()" in text or "setattr(" in text
+        names |= list_bound_names(node)
+    text = read_module(file)
+    defines_more = {"*", "__getattr__"} & names or any(word in text for word in DYNAMIC_WORDS)
     return None if defines_more else names
+
+
+def list_bound_names(node: ast.AST) -> set[str]:
+    """Returns the names that a node of a module defines itself."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return {node.id}
+    if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        return {node.name}
+    if isinstance(node, ast.MatchMapping) and node.rest:
+        return {node.rest}
+    return set()
 
 
 def walk_module(node: ast.AST) -> Iterator[ast.AST]:

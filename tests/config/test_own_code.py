@@ -46,6 +46,51 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: Modules whose names are only known when they run, and forms of files and of code that define `build`.
+UNUSUAL: dict[str, str | bytes] = {
+    "declared.py": "def prepare():\n    global build\n    build = dict\n\n\nprepare()\n",
+    "executed.py": "exec('build = dict')\n",
+    "by_vars.py": "vars()['build'] = dict\n",
+    "by_locals.py": "locals()['build'] = dict\n",
+    "replaced.py": "import sys\nsys.modules[__name__] = object()\n",
+    "matched.py": "match {'a': [1]}:\n    case {'a': [*build]}:\n        pass\n",
+    "with_mark.py": b"\xef\xbb\xbfdef build():\n    pass\n",
+    "in_latin_1.py": b"# coding: latin-1\nTEXT = '\xe4'\n\n\ndef build():\n    pass\n",
+    "with_escape.py": "PATTERN = '\\d'\n\n\ndef build():\n    pass\n",
+    "twice.py": "other = 1\n",
+    "twice/__init__.py": "build = dict\n",
+    "only_bytecode.pyc": b"",
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_modules_are_accepted(name: str, tmp_path: Path) -> None:
+    for each in (name, name.replace(".py", "/__init__.py") if name == "twice.py" else name):
+        file = tmp_path / each
+        file.parent.mkdir(exist_ok=True)
+        content = UNUSUAL[each]
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    check(f"{name.partition('.')[0].partition('/')[0]}.build", tmp_path)
+
+
+def test_submodules_without_source_and_in_other_folders_are_accepted(tmp_path: Path) -> None:
+    for name, text in (("compiled", "top = 1\n"), ("extended", "__path__.append('elsewhere')\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    (tmp_path / "compiled" / "fast.cpython-311-x86_64-linux-gnu.so").touch()
+    check("compiled.fast.build", tmp_path)
+    check("extended.other.build", tmp_path)
+
+
+def test_a_module_may_be_found_with_the_path_that_another_own_module_extends(tmp_path: Path) -> None:
+    (tmp_path / "own_data.py").write_text("import sys\n\nsys.path.insert(0, 'lib')\n\n\ndef make():\n    pass\n")
+    config = {"dataset": {"_target_": "own_data.make"}, "model": {"_target_": "own_net.build"}}
+    check_own_names(config, [str(tmp_path)])
+    (tmp_path / "own_data.py").write_text("def make():\n    pass\n")
+    with pytest.raises(ConfigError, match="there is no module own_net"):
+        check_own_names(config, [str(tmp_path)])
+
+
 def check(path: str, folder: Path) -> None:
     config: dict[str, Any] = {"model": {"_target_": path}}
     check_own_names(config, [str(folder / "empty"), str(folder)])
