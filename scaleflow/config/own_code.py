@@ -79,11 +79,10 @@ def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path,
 def is_found(name: str, search: Sequence[str]) -> bool:
     """Returns whether a top-level module can be imported. It is not imported."""
     try:
-        return (
-            PathFinder.find_spec(name, [*search, *sys.path]) is not None or importlib.util.find_spec(name) is not None
-        )
+        spec = PathFinder.find_spec(name, [*search, *sys.path]) or importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return True  # the worker's import says what is wrong
+    return spec is not None
 
 
 def read_module(file: Path) -> str:

@@ -7,7 +7,7 @@ place, and after a copy they name the original.
 import contextlib
 import shlex
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -33,6 +33,7 @@ class ExperimentFolder:
     experiment_id: str
     name: str
     path: Path
+    created_at: int | None = None  # milliseconds since 1970; None in the store of an older MLflow
 
     @property
     def root(self) -> Path:
@@ -52,7 +53,7 @@ def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
         for folder in list_experiment_folders(file)
         if folder.path.parent.name == ARTIFACTS or not {folder.name, folder.experiment_id}.isdisjoint(names)
     ]
-    moved = [folder for folder in moved if is_moved(folder.path, file)]
+    moved = [folder for folder in moved if is_moved(folder, file)]
     if not moved:
         return
     old, new = moved[0].root, file.parent
@@ -69,36 +70,51 @@ def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
     )
 
 
-def list_experiment_folders(file: Path) -> list[ExperimentFolder]:
-    """Returns the local artifact folders of all experiments; none if the store is empty or cannot be read now."""
+def list_experiment_folders(file: Path, stages: Sequence[str] = ("active",)) -> list[ExperimentFolder]:
+    """Returns the local artifact folders of all experiments; none if the store is empty or cannot be read now.
+
+    Args:
+        file: the store.
+        stages: `active` experiments, `deleted` ones.
+    """
     if not file.is_file() or file.stat().st_size == 0:
         return []
-    query = "select experiment_id, name, artifact_location from experiments where lifecycle_stage = 'active'"
+    query = "select experiment_id, name, artifact_location, lifecycle_stage, creation_time from experiments"
     try:
         with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
             rows = store.execute(query).fetchall()
     except sqlite3.Error:  # it is being created, or it is locked: MLflow says so
         return []
     folders = []
-    for experiment_id, name, location in rows:
+    for experiment_id, name, location, stage, created_at in rows:
         path = to_local_path(str(location))
-        if path is not None and path.parent.name in (ARTIFACTS, MLFLOW_ARTIFACTS):
-            folders.append(ExperimentFolder(str(experiment_id), str(name), path))
+        if stage in stages and path is not None and path.parent.name in (ARTIFACTS, MLFLOW_ARTIFACTS):
+            folders.append(ExperimentFolder(str(experiment_id), str(name), path, created_at))
     return folders
 
 
-def is_moved(path: Path, file: Path) -> bool:
+def is_moved(folder: ExperimentFolder, file: Path) -> bool:
     """Returns whether an experiment's artifact folder was next to a store that is now somewhere else.
 
-    A folder that was chosen by hand also has another place than the store. It exists, and there is neither such a
-    folder next to the store nor another store next to it.
+    A folder that was chosen by hand, or by a program that used the store from another folder, also has another place
+    than the store. It exists, and there is neither such a folder next to the store nor the original of the store next
+    to it.
     """
-    root, here = path.parent.parent, file.parent / path.parent.name / path.name
+    path, root = folder.path, folder.root
+    here = file.parent / path.parent.name / path.name
     if is_same(root, file.parent) or is_same(path, here):
         return False
-    if (root / file.name).exists() and not is_same(root / file.name, file):
+    if not is_same(root / file.name, file) and has_experiment(root / file.name, folder):
         return True
     return here.exists() or not (path.exists() or root.exists())
+
+
+def has_experiment(file: Path, folder: ExperimentFolder) -> bool:
+    """Returns whether another store has an experiment, maybe under another name: one of the two is a copy."""
+    return any(
+        (each.experiment_id, each.path, each.created_at) == (folder.experiment_id, folder.path, folder.created_at)
+        for each in list_experiment_folders(file, ("active", "deleted"))
+    )
 
 
 def is_same(one: Path, other: Path) -> bool:

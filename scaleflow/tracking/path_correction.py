@@ -34,7 +34,7 @@ def correct_moved_store(file: Path) -> CorrectedStore:
 
     A run whose files are only in the old folder keeps its path.
     """
-    experiments = [folder for folder in list_experiment_folders(file) if is_moved(folder.path, file)]
+    experiments = [folder for folder in list_experiment_folders(file) if is_moved(folder, file)]
     roots = list(dict.fromkeys(folder.root for folder in experiments))
     changed = left = 0
     try:

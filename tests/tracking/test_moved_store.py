@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder
 from scaleflow.runs.run import Run, find_tracking_options
 from scaleflow.tracking import make_tracker
-from scaleflow.tracking.moved_store import is_moved
+from scaleflow.tracking.moved_store import ExperimentFolder, is_moved
 from scaleflow.tracking.uri import resolve_store
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, only_run
 
@@ -113,11 +114,34 @@ def test_a_folder_that_was_chosen_or_linked_is_no_move(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     store = here / "mlflow.db"
     store.touch()
-    assert not is_moved(here / "mlartifacts" / "x", store)
-    assert not is_moved(other / "mlartifacts" / "chosen", store)
-    assert not is_moved(other / "mlartifacts" / "planned", store)
-    assert is_moved(tmp_path / "gone" / "mlartifacts" / "x", store)
+
+    def is_folder_moved(path: Path) -> bool:
+        return is_moved(ExperimentFolder("1", "x", path), store)
+
+    assert not is_folder_moved(here / "mlartifacts" / "x")
+    assert not is_folder_moved(other / "mlartifacts" / "chosen")
+    assert not is_folder_moved(other / "mlartifacts" / "planned")
+    assert is_folder_moved(tmp_path / "gone" / "mlartifacts" / "x")
     (tmp_path / "gone").symlink_to(here)  # another machine sees the folder under this path
-    assert not is_moved(tmp_path / "gone" / "mlartifacts" / "x", store)
+    assert not is_folder_moved(tmp_path / "gone" / "mlartifacts" / "x")
     (here / "mlartifacts" / "chosen").mkdir(parents=True)
-    assert is_moved(other / "mlartifacts" / "chosen", store)
+    assert is_folder_moved(other / "mlartifacts" / "chosen")
+
+
+def test_a_store_that_a_program_used_from_a_folder_with_another_store_is_no_copy(
+    empty_store: Path, tmp_path: Path
+) -> None:
+    """MLflow itself puts the files of an experiment into the current folder, wherever the store is."""
+    from mlflow import MlflowClient
+
+    project, shared = tmp_path / "project" / "mlflow.db", tmp_path / "shared" / "mlflow.db"
+    for store, name in ((project, "own"), (shared, "common")):
+        store.parent.mkdir()
+        shutil.copy(empty_store, store)
+        client = MlflowClient(f"sqlite:///{store}")
+        client.create_experiment(name, artifact_location=str(project.parent / "mlruns" / "1"))
+        time.sleep(0.002)  # MLflow tells experiments apart by milliseconds
+    resolve_store(Tracking(uri=f"sqlite:///{shared}", experiment="common"))
+    shutil.copy(project, shared)
+    with pytest.raises(ConfigError, match="this store was copied"):
+        resolve_store(Tracking(uri=f"sqlite:///{shared}", experiment="own"))
