@@ -18,8 +18,8 @@ from scaleflow.interfaces.secret_masking import mask_secrets, reads_secret
 #: The keys and indices that lead to a value.
 KeyPath = tuple[str | int, ...]
 
-#: The beginning of an interpolation that calls a resolver.
-RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
+#: The beginning of an interpolation that calls a resolver, and the resolver's name.
+RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 
 #: A reference to another key, absolute or relative, without another interpolation in it.
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.\[\]/-]*)\s*\}")
@@ -43,6 +43,12 @@ def iterate_paths(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 def list_interpolations(raw: Any) -> dict[KeyPath, str]:
     """Returns the texts with interpolations in a config of plain containers, by their paths."""
     return {path: value for path, value in iterate_paths(raw) if isinstance(value, str) and "${" in value}
+
+
+def depends_on_environment(text: str) -> bool:
+    """Whether an interpolation has another value only if the environment has: it calls no clock and no own resolver."""
+    names = RESOLVER.findall(text)
+    return "oc.env" in names and all(name.startswith("oc.") for name in names)
 
 
 def resolve_once(config: DictConfig, known: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:

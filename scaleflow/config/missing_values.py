@@ -26,7 +26,8 @@ def check_missing_values(hydra: Any) -> None:
     Args:
         hydra: Hydra's own part of the composed config.
     """
-    typed = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
+    words = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
+    typed = [word for word in words if word not in hydra.runtime.choices]  # another option of a group is no value
     sources = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     if not sources:
         return

@@ -37,8 +37,8 @@ from scaleflow.config.compose import (
     shorten_error,
 )
 from scaleflow.config.interpolations import (
-    RESOLVER,
     KeyPath,
+    depends_on_environment,
     find_dependents,
     find_parent,
     list_interpolations,
@@ -57,7 +57,7 @@ from scaleflow.config.unknown_keys import suggest, unknown_key_error, unknown_op
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
-from scaleflow.interfaces.secret_masking import MASK, mask_secrets, reads_secret
+from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.state import RunState
@@ -105,6 +105,7 @@ def reuse_config(
         for key, value in tracked_config.items()
         if key not in groups and (sections is None or key in sections)
     }
+    unused = {key: value for key, value in tracked_config.items() if key not in raw}
     clear_keys(raw, sorted(words.keys))
     for key, path in (files or {}).items():
         section, _, name = key.partition(".")
@@ -113,7 +114,7 @@ def reuse_config(
         params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
     base = compose_base(params, groups, words, options=options)
     default = base.raw if sections is None else drop_missing(base.raw, {*raw, *groups})
-    tracked, local_keys = resolve_separately(raw, default)
+    tracked, local_keys = resolve_separately(raw, default, unused, list_typed_values(overrides))
     local_keys |= {*groups, *(files or ()), *(key for key in default if key not in tracked)}
     same_keys, notes = compare_environment(tracked, base, interpolations)
     local_keys |= same_keys
@@ -253,26 +254,40 @@ def compose_base(
     return compose_config([make_override(*choice) for choice in choices.items()], words.config_dirs)
 
 
-def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Resolves the interpolations of a tracked config within the tracked config alone.
+def list_typed_values(overrides: Sequence[Override]) -> dict[str, Any]:
+    """Returns the typed values to which a tracked config may refer: those without interpolations."""
+    values = {str(each.key_or_group): each.value() for each in overrides if not each.is_delete()}
+    return {key: value for key, value in values.items() if not list_interpolations({"": value})}
+
+
+def resolve_separately(
+    raw: Config,
+    default: Config,
+    unused: Mapping[str, Any] = MappingProxyType({}),
+    typed: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Config, set[str]]:
+    """Resolves the interpolations of a tracked config within the tracked config and the typed values alone.
 
     An interpolation that this machine's options have too stays unresolved. Returns the config, and the keys of these.
+
+    Args:
+        raw: the sections of the tracked config that the command uses.
+        default: this machine's options.
+        unused: the other sections of the tracked config, which the used ones may refer to.
+        typed: the values of typed keys, which the tracked keys that refer to them follow.
     """
-    local_keys: set[str] = set()
-    isolated = OmegaConf.create(copy.deepcopy(raw))
-    for key, value in iterate_leaves(raw):
-        if not (isinstance(value, str) and "${" in value):
-            continue
-        if value == get_at(default, key):
-            local_keys.add(key)
-            OmegaConf.update(isolated, key, MASK)  # another key cannot refer to this machine's value
-        else:
-            if "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:  # not only another key
-                raise unresolvable_error(key, value)
+    local_keys = find_local_interpolations(raw, default)
+    isolated = OmegaConf.create({**hide_resolvers(unused), **copy.deepcopy(raw)})
+    for key, value in typed.items():
+        if has_leaf(raw, key):
+            OmegaConf.update(isolated, key, value)
+    for key in local_keys:
+        OmegaConf.update(isolated, key, MASK)  # another key cannot refer to this machine's value
     try:
-        resolved = to_container(isolated, resolve=True)
+        everything = to_container(isolated, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the tracked config: {shorten_error(error)}") from error
+    resolved = {key: everything[key] for key in raw}
     for key, value in iterate_leaves(resolved):
         if isinstance(value, str) and "${" in value:
             raise unresolvable_error(key, value)
@@ -280,6 +295,38 @@ def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[di
     for key in local_keys:
         OmegaConf.update(restored, key, get_at(default, key))
     return to_container(restored), local_keys
+
+
+def find_local_interpolations(raw: Config, default: Config) -> set[str]:
+    """Returns the keys whose interpolations this machine's options have too.
+
+    Raises ConfigError for another interpolation that is more than a reference to a key.
+    """
+    local_keys: set[str] = set()
+    for key, value in iterate_leaves(raw):
+        if not (isinstance(value, str) and "${" in value):
+            continue
+        if value == get_at(default, key):
+            local_keys.add(key)
+        elif "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:  # not only another key
+            raise unresolvable_error(key, value)
+    return local_keys
+
+
+def hide_resolvers(config: Mapping[str, Any]) -> Config:
+    """Returns a tracked config with masks in place of interpolations that would call a resolver."""
+    hidden = copy.deepcopy(dict(config))
+    for path, text in list_interpolations(hidden).items():
+        if "${" in KEY_INTERPOLATION.sub("", text):
+            find_section(hidden, path)[path[-1]] = MASK
+    return hidden
+
+
+def has_leaf(config: Config, key: str) -> bool:
+    """Whether a plain config has a key, with a value that is no section."""
+    parent, _, leaf = key.rpartition(".")
+    section = get_at(config, parent) if parent else config
+    return isinstance(section, dict) and leaf in section and not isinstance(section[leaf], dict)
 
 
 def compare_environment(
@@ -299,7 +346,7 @@ def compare_environment(
             continue
         if path in base.values and base.values[path] == section[path[-1]]:
             same_keys.add(key)
-        elif "oc.env" in text:
+        elif depends_on_environment(text):
             state = f"is {format_value(base.values[path])} here" if path in base.values else "cannot be resolved here"
             notes.append(f"note: {key}={format_value(section[path[-1]])} as when the run began; {text} {state}")
     return same_keys, notes
@@ -380,20 +427,14 @@ LENGTH_KEYS = ("epochs", "max_steps")
 TRAINED = ("model.freeze", "model.lora")
 
 
-def load_saved_config(files: RunFolder, composed: Config, params: Mapping[str, str]) -> Config:
+def load_saved_config(files: RunFolder, composed: Config) -> Config:
     """Loads the run's config.yaml, with the references between its keys. Masked values are replaced by those of this
     command's config.
-
-    Earlier versions kept interpolations that call a resolver. The run's `params` have their values.
     """
     try:
         loaded = to_container(OmegaConf.load(files.config))  # type: ignore[arg-type]
     except (OSError, ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"resume={files.path}: its config.yaml can't be read: {error}") from error
-    for path, text in list_interpolations(loaded).items():
-        known = params.get(".".join(map(str, path)), MASK)
-        if RESOLVER.search(text) and not reads_secret(text) and MASK not in known:
-            find_section(loaded, path)[path[-1]] = parse_param(known)
     for each in list_object_keys(loaded):
         copied = files.path / each.name
         if not Path(each.value).exists() and copied.exists():  # the file is gone, or the folder was moved
@@ -462,7 +503,7 @@ def note_environment(config: Config, interpolations: Mapping[KeyPath, str], type
     for path, text in interpolations.items():
         key = ".".join(map(str, path))
         section = find_section(config, path)
-        if "oc.env" not in text or not section or is_under(key, typed):
+        if not depends_on_environment(text) or not section or is_under(key, typed):
             continue
         begun, raw = section[path[-1]], copy.deepcopy(config)
         find_section(raw, path)[path[-1]] = text
@@ -651,7 +692,7 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     """
     typed = [each for each in composed.words.parsed if each.key_or_group != "resume"]
     keys = [str(each.key_or_group) for each in typed]
-    begun = load_saved_config(files, composed.resolved, state.params)
+    begun = load_saved_config(files, composed.resolved)
     saved = resolve_config(OmegaConf.create(begun))
     interpolations = read_interpolations(files)
     changed_keys = [*keys, *state.resumed_length]

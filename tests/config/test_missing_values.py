@@ -33,7 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [["experiment=asks"], ["optimizer=mine"], ["optimizer=mine", "experiment=asks"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["experiment=asks"], ["optimizer=mine"], ["optimizer=mine", "experiment=asks"]),
+        ["optimizer=sgd", "experiment=asks"],  # the option has a rate, but the recipe asks for one
+    ],
+)
 def test_a_value_that_a_recipe_asks_for_has_to_be_typed(words: list[str], folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate: .* no default.*write optimizer\.learning_rate="):
         assert compose_config(words, [folder]).resolved

@@ -45,7 +45,7 @@ def test_a_moved_folder_still_has_the_objects_of_its_run(tmp_path: Path, monkeyp
         str(run.path / DATA),
         str(run.path / MODEL),
     )
-    resumed = load_saved_config(run.files, {}, {})
+    resumed = load_saved_config(run.files, {})
     assert resumed["dataset"]["data_dir"] == str(run.path / DATA)
 
 
@@ -59,7 +59,7 @@ def test_the_copy_of_a_keras_file_stands_in_for_one_that_is_gone(
     assert run.find_objects(CommandWords()) == {}
     (tmp_path / "net.keras").unlink()
     assert run.find_objects(CommandWords()) == {"model.path": run.path / "source_model.keras"}
-    assert load_saved_config(run.files, {}, {})["model"]["path"] == str(run.path / "source_model.keras")
+    assert load_saved_config(run.files, {})["model"]["path"] == str(run.path / "source_model.keras")
 
 
 @pytest.mark.parametrize("policy", [EVALUATE, STAGE])

@@ -150,14 +150,6 @@ def test_a_resumed_refit_uses_what_another_run_decided(begun: Path) -> None:
     assert resume(begun).spec.plan.answers == {"set_threshold": 0.4}
 
 
-def test_a_run_of_an_earlier_version_has_its_values_in_its_params(begun: Path) -> None:
-    config = yaml.safe_load((begun / "config.yaml").read_text())
-    config["optimizer"]["learning_rate"] = "${oc.decode:${oc.env:LR}}"
-    (begun / "config.yaml").write_text(yaml.safe_dump(config))
-    (begun / "interpolations.yaml").unlink()
-    assert resume(begun).spec.plan.optimizer.learning_rate == 0.1
-
-
 def test_a_new_command_about_the_run_uses_them(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("own/optimizer").mkdir()
     option = "_target_: keras.optimizers.SGD\nlearning_rate: ${oc.decode:${oc.env:LR}}\nmomentum: 0.2\n"
@@ -173,6 +165,46 @@ def test_a_new_command_about_the_run_uses_them(begun: Path, monkeypatch: pytest.
     assert again.notes == [
         "note: optimizer.learning_rate=0.1 as when the run began; ${oc.decode:${oc.env:LR}} is 0.5 here"
     ]
+
+
+def test_a_new_command_keeps_references_to_sections_that_it_does_not_use_and_follows_typed_keys() -> None:
+    config = compose_config(["dataset=digits", "model=mlp"]).raw
+    config["seed"] = "${training.batch_size}"
+    config["dataset"]["limit"] = "${model.units.0}"
+    config["training"]["batch_size"] = 48
+    params = {"model": "mlp", "dataset": "digits"}
+
+    def read(*words: str, sections: Sequence[str] | None = None) -> tuple[int, int]:
+        resolved = reuse_config(config, params, CommandWords(words), sections).resolved
+        return resolved["seed"], resolved["dataset"]["limit"]
+
+    assert read(sections=("seed", "dataset")) == (48, 128)  # as evaluate, convert and promote do
+    assert read() == (48, 128)
+    assert read("training.batch_size=64", "model.units=[7]") == (64, 7)  # as rerun does
+    assert read("model=linear") == (48, 128)
+
+
+def test_a_section_that_a_command_does_not_use_gives_away_no_value_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OWN_VALUE", "planted")
+    config = compose_config(["dataset=digits", "model=mlp"]).raw
+    config["tracking"]["experiment"] = "${oc.env:OWN_VALUE}"
+    config["dataset"]["split"]["column"] = "${tracking.experiment}"
+    params = {"model": "mlp", "dataset": "digits"}
+    with pytest.raises(ConfigError, match="masked secret"):
+        reuse_config(config, params, CommandWords(), sections=("dataset",))
+
+
+def test_a_value_that_has_a_clock_in_it_is_not_compared_with_the_environment(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = yaml.safe_load((begun / "interpolations.yaml").read_text())
+    texts["tracking"]["run_name"] = "${now:%f}-${oc.env:LR}"
+    (begun / "interpolations.yaml").write_text(yaml.safe_dump(texts))
+    notes = resume(begun).composed.notes
+    assert [note for note in notes if "run_name" in note] == []
+    assert [note for note in notes if "learning_rate" in note] != []
 
 
 def test_a_place_outside_that_this_machine_would_choose_too_is_trusted(

@@ -428,4 +428,5 @@ def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: A
     offset = (folder / "events.jsonl").stat().st_size
     known = {"offset": offset, "file_offset": offset, "run_id": run.info.run_id, "uri": store, "done": True, "left": {}}
     known["model_uri"] = f"models:/{run.outputs.model_outputs[0].model_id}"
-    assert state == {**known, "folder": str(folder), "id": run.data.tags["scaleflow.id"]}
+    known |= {"folder": str(folder), "uri_from": str(folder), "experiment": "scaleflow"}
+    assert state == {**known, "id": run.data.tags["scaleflow.id"]}
