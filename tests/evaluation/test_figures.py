@@ -350,7 +350,7 @@ def test_a_column_whose_examples_all_have_weight_0_is_left_out(tmp_path: Path, k
     weights[:20] = 0
     values["target"][20:, 0] = -9
     report = report_in(tmp_path, make_predictions(described, {"": values}, weights))
-    target, output = values["target"][20:, 1], values["output"][20:, 1]
+    target, output = (values[name][20:, 1].astype(np.float64) for name in ("target", "output"))
     if kind == "regression":
         assert report.figures["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
         assert report.figures["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
