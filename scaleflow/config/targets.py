@@ -6,7 +6,7 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ def check_target(target: Target, given: int = 0) -> None:
 
 
 def check_plan_targets(plan: Plan) -> None:
-    """Checks the arguments of the callbacks, the training step, and the schedule that a plan names.
+    """Checks the arguments of everything that a plan names, except its dataset.
 
     What the data decide is checked later. Raises ConfigError if one cannot be loaded or lacks an argument.
     """
@@ -59,7 +59,18 @@ def check_plan_targets(plan: Plan) -> None:
         check_target(plan.optimizer.schedule)
     check_target(plan.model.target, given=2)
     check_target(plan.optimizer.target)
+    for target in (*list_named(plan.objective.loss), *list_named(plan.objective.metrics)):
+        check_target(target, given=0 if is_class_target(target) else 2)
     bind_metrics(plan.evaluation.metrics or ())
+
+
+def list_named(value: Any) -> list[Target]:
+    """Returns the targets in a value of `objective`, which may be a list, or have one for each output."""
+    if isinstance(value, Target):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [target for each in value for target in list_named(each)] if isinstance(value, list | tuple) else []
 
 
 def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any]]:

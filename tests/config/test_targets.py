@@ -197,3 +197,7 @@ def test_parts_of_a_run_are_checked_without_being_made(plan: Callable[..., Plan]
         check_plan_targets(plan("tracking=none", "training.step={_target_: own_targets.nothing}"))
     with pytest.raises(ConfigError, match=r"training.callbacks.*\.wide=3: .* has no such argument"):
         check_plan_targets(plan("tracking=none", callback.replace("Layer}", "Layer, width: 3, wide: 3}")))
+    with pytest.raises(ConfigError, match=r"objective.loss._target_=own_targets.build: missing .* 'units'"):
+        check_plan_targets(plan("tracking=none", "objective.loss={_target_: own_targets.build}"))
+    with pytest.raises(ConfigError, match=r"objective.metrics.*own_targets.build: missing .* 'units'"):
+        check_plan_targets(plan("tracking=none", "objective.metrics=[auc, {_target_: own_targets.build}]"))
