@@ -170,6 +170,9 @@ HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "dev
 #: Columns that a narrow terminal leaves out, the first one first.
 LESS_IMPORTANT = ("first step s", "step ms", "examples/s")
 
+#: Metrics that the report of a rare class adds to a run. Its accuracy says little.
+RARE_CLASS_METRICS = ("roc_auc", "average_precision")
+
 #: The most metrics of a split in the table, and on a terminal.
 MAX_RESULTS, MAX_SHOWN = 4, 2
 
@@ -399,13 +402,20 @@ class SweepReport:
 def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     """Chooses the metrics to show: the given one, and the first of validation and of the test, or of the training.
 
+    A run has the metrics of `RARE_CLASS_METRICS` if a class is rare, or if the user asks for them. So they come before
+    the others of their split.
+
     Args:
         metric: the one that ranks the jobs. Columns of `METRIC_COLUMNS` have other names. The column examples/s also
             has other values: it leaves out the first epoch.
     """
 
     def of_split(split: str) -> list[str]:
-        return [key for key in metrics if key.startswith(f"{split}/") and not key.endswith(INTERVAL)][:most]
+        names = [key for key in metrics if key.startswith(f"{split}/") and not key.endswith(INTERVAL)]
+        of_rare = [key for key in names if key.rpartition("/")[2] in RARE_CLASS_METRICS]
+        others = [key for key in names if key not in of_rare]
+        chosen = [*of_rare, *others[: max(0, most - len(of_rare))]]
+        return [key for key in names if key in chosen]
 
     has_column = metric != RATE and metric in METRIC_COLUMNS.values()
     first = [metric] if metric in metrics and not has_column else []

@@ -10,7 +10,7 @@ import pytest
 from scaleflow.interfaces.events import RunReady
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
-from scaleflow.sweep.sweep_report import LOSS, SweepReport
+from scaleflow.sweep.sweep_report import LOSS, SweepReport, choose_results
 
 Points = Sequence[tuple[int, float]]
 
@@ -106,3 +106,23 @@ def test_jobs_that_validate_on_different_examples_have_a_note() -> None:
     begun, waiting = job(0, [], **{"resolved.examples.validation": "80"}), job(1, [])
     interrupted = [begun, (waiting[0], RunState())]  # this job has not begun
     assert "same examples" not in SweepReport(interrupted, ["model"], metric="val/loss").markdown()
+
+
+def test_tables_show_the_metrics_of_a_rare_class() -> None:
+    values = {f"val/{name}": 0.5 for name in ("loss", "accuracy")}
+    values |= {f"test/{name}": 0.5 for name in ("loss", "accuracy", "precision", "recall", "f1")}
+    values |= {f"test/{name}{end}": 0.5 for name in ("roc_auc", "average_precision") for end in ("", "_low", "_high")}
+    rare = job(0, [])
+    rare[1].metrics.update(values)
+    report = SweepReport([rare], ["model"])
+    added = ["test/roc_auc", "test/average_precision"]
+    shown = [name for name in report.shown if "/" in name and not name.startswith("examples")]
+    assert shown == ["val/loss", "val/accuracy", *added]
+    head = report.csv().splitlines()[0].split(",")
+    assert [name for name in head if name.startswith("test/")] == ["test/loss", "test/accuracy", *added]
+
+
+def test_tables_show_the_first_metrics_of_a_split() -> None:
+    values = {f"test/{name}": 0.5 for name in ("loss", "accuracy", "mae", "recall", "f1")}
+    assert choose_results(values, "", 2) == ["test/loss", "test/accuracy"]
+    assert choose_results({**values, "test/price/roc_auc": 0.5}, "", 1) == ["test/price/roc_auc"]
