@@ -20,6 +20,7 @@ from scaleflow.evaluation.intervals import (
     Rates,
     bound_calibration_error,
     find_low_area,
+    find_tied_distances,
 )
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, count_effective
@@ -266,6 +267,12 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
         is_rare = is_positive if counts[0] <= counts[1] else ~is_positive
         if value > 0.5 and min(counts) <= min(MOST_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
             auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
+        ends = [
+            find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0]),
+            find_tied_distances(intervals, false_steps / others, below, counts[1]),
+        ]
+        low, high = (math.hypot(*distances) for distances in zip(*ends, strict=True))
+        auc = auc._replace(low=min(auc.low, max(0.0, value - low)), high=max(auc.high, min(1.0, value + high)))
     false_rate, true_rate = (divide_or(each, np.array(total)) for each, total in ((false, others), (true, positives)))
     return Ranking(auc, average, false_rate, true_rate=true_rate, precision=precision, thresholds=thresholds)
 

@@ -416,10 +416,9 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
         sums = sums - np.outer(np.bincount(intervals.members, weights, units), means)
         variance = sums.T @ sums * units / max(units - 1, 1)
         amounts = np.square(np.bincount(cells, weights, units * count)).reshape(units, count).sum(axis=0)
-    # A bin whose rows are all right, or all wrong, has no variance of its own: two counts are added.
+    # A bin with few rows that are wrong, or few that are right, says little about its variance: two counts are added.
     rows = np.maximum(np.bincount(bins, minlength=count), 1)
-    floor = np.minimum(2.0, rows / 4) * amounts / rows
-    variance[np.diag_indices(count)] = np.maximum(np.diag(variance), floor)
+    variance[np.diag_indices(count)] += np.minimum(2.0, rows / 4) * amounts / rows
     scales, axes = np.linalg.eigh(variance / total**2)
     normal = np.random.default_rng([len(bins), count]).normal(size=(GAP_DRAWS, count))
     chance = (normal * np.sqrt(np.maximum(scales, 0))) @ axes.T
@@ -447,7 +446,34 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
     return Figure(value, min(low, value), max(high, value))
 
 
-# Areas under the ROC curve of rare classes -----------------------------------------------------
+# Areas under the ROC curve of tied scores and of rare classes ----------------------------------
+
+
+def find_tied_distances(intervals: Intervals, shares: Array, values: Array, count: float) -> tuple[float, float]:
+    """Returns how far the ends of an interval are from the mean of placements, if nearly all rows have the same one.
+
+    Then the variance of the placements says nothing. The mean is a sum of rates, as of 1 and 0 for all placements
+    from a value on, and its ends are those of all rates.
+
+    Args:
+        shares: of the rows with each placement, [n].
+        values: the placements, ascending, [n].
+        count: rows of one weight that say as much.
+
+    Returns:
+        The distances of the lower and of the upper end; 0 if there are enough rows with another placement.
+    """
+    most = float(shares.max())
+    if most * count < 2 or (1 - most) * count > FEW_COUNTS or not intervals.has_ends:
+        return 0.0, 0.0
+    rates, places = np.unique(1 - np.cumsum(shares)[:-1], return_inverse=True)
+    rates = np.clip(rates, 0, 1)
+    freedom = math.inf if intervals.members is None else max(1.0, count - 1)
+    quantile = find_quantile(intervals.confidence, freedom)
+    lows, highs = bound_rates(rates, np.full(len(rates), count), quantile, intervals.confidence)
+    steps = np.diff(values)
+    return float(steps @ (rates - lows)[places]), float(steps @ (highs - rates)[places])
+
 
 #: A class is rare for the area under the ROC curve if it has at most this many rows, and this share of the other's.
 MOST_RARE, RARE_SHARE = 300, 0.2
@@ -483,9 +509,9 @@ def find_low_area(intervals: Intervals, placements: Array, others: float, is_rar
     deviation = max(0.3, math.sqrt(float(weights @ (values - mean) ** 2) / total))
     for _ in range(FITTING_ROUNDS if 0 < censored < 1 else 1):  # expectation and maximization
         beyond = (most - mean) / deviation
-        ratio = NormalDist().pdf(beyond) / max(NormalDist().cdf(-beyond), 1e-300)
+        ratio = math.sqrt(2 / math.pi) / float(special.erfcx(beyond / math.sqrt(2)))  # of the density to what is above
         expected = np.where(is_censored, mean + deviation * ratio, values) if censored < 1 else values
-        variance_left = np.where(is_censored, deviation**2 * (1 + beyond * ratio - ratio**2), 0.0)
+        variance_left = np.where(is_censored, deviation**2 * max(0.0, 1 + beyond * ratio - ratio**2), 0.0)
         mean = float(weights @ expected) / total
         deviation = math.sqrt(max(1e-6, float(weights @ ((expected - mean) ** 2 + variance_left)) / total))
     influence = np.zeros(len(is_rare))

@@ -21,7 +21,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, make_models
-from scaleflow.interfaces import BOOSTING, Arrays, Inputs, ObjectiveOptions, Outputs
+from scaleflow.interfaces import BOOSTING, FAILED_FIT, Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from scaleflow.launcher.recording.monitor import fit_and_write
 from scaleflow.runs import RunFolder
@@ -106,7 +106,7 @@ def test_the_launcher_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
     files.baseline_data.write_bytes(b"no rows")
     files.baselines.unlink()
     fit_and_write(files)
-    assert not files.baselines.exists(), "a failure leaves the run without baselines"
+    assert list(json.loads(files.baselines.read_text())) == [FAILED_FIT], "a failure leaves the run without baselines"
     assert not files.baseline_data.exists()
 
 

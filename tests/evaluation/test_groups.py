@@ -19,7 +19,7 @@ from scaleflow.evaluation.comparison import compare_predictions, list_difference
 from scaleflow.evaluation.figures import measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
-from scaleflow.evaluation.predictions import GROUP, METADATA, TIME, Predictions, load_predictions, save_predictions
+from scaleflow.evaluation.predictions import GROUP, TIME, Predictions, load_predictions
 from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, number_blocks
 from scaleflow.evaluation.slices import find_slices
 from tests.conftest import Command
@@ -211,21 +211,6 @@ def test_the_groups_of_either_model_count_and_so_do_customers_that_differ() -> N
     one = make_visits(np.array([True]))
     (found,) = compare_predictions(one, make_visits(np.array([False])))
     assert found.is_noise, "one customer shows nothing"
-
-
-def test_files_of_earlier_versions_have_no_groups(tmp_path: Path) -> None:
-    made = make_visits(np.arange(12) < 8)
-    path = tmp_path / "predictions.parquet"
-    save_predictions(path, made)
-    kept = load_predictions(path)
-    assert kept.units is not None
-    assert kept.units.describe() == "12 groups of customer"
-    save_predictions(path, replace(made, table=made.table.drop_columns([GROUP])))
-    table = pyarrow.parquet.read_table(path)
-    record = json.loads(table.schema.metadata[METADATA])
-    del record["divided_by"]
-    pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA: json.dumps(record)}), path)
-    assert load_predictions(path).units is None
 
 
 def test_the_report_says_what_is_drawn_and_that_few_groups_are_rough(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from sklearn import metrics
 
 from scaleflow.comparison.examples import ExampleValues, compare_examples, list_class_values
-from scaleflow.evaluation.figures import measure_one, rank_scores
+from scaleflow.evaluation.figures import measure_calibration, measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.own_metrics import find_interval
@@ -207,3 +208,36 @@ def test_a_threshold_keeps_the_intervals_of_the_likelier_class() -> None:
     for name in ("accuracy", "balanced_accuracy", "macro_f1"):
         assert found[name] == pytest.approx(plain[name])
         assert found[f"{name}_at_threshold"].value != found[name].value
+
+
+@pytest.mark.parametrize(("counts", "skill"), [((5, 995), 2.0), ((20, 980), 2.0)])
+def test_an_auc_of_few_rows_with_equal_scores_has_a_wide_interval(counts: tuple[int, int], skill: float) -> None:
+    """All rows of the rare class may be on the same side of the one threshold: their variance says nothing then."""
+    positives, others = counts
+    chance = NormalDist().cdf(skill - 0.5)
+    truth = (1 + chance - NormalDist().cdf(-0.5)) / 2
+    is_positive = np.arange(positives + others) < positives
+    held = 0
+    for seed in range(100):
+        scores = np.random.default_rng(seed).normal(size=len(is_positive)) + skill * is_positive > 0.5
+        auc = rank_scores(scores.astype(np.float64), is_positive, Intervals(len(scores))).auc
+        assert 0 <= auc.low <= auc.value <= auc.high <= 1
+        held += auc.low <= truth <= auc.high
+    assert held >= 92
+
+
+def test_one_row_above_many_equal_scores_has_an_interval() -> None:
+    scores = np.concatenate([np.zeros(100), [9.0], np.linspace(-2, 2, 100_000)])
+    is_positive = np.arange(len(scores)) < 101
+    auc = rank_scores(scores, is_positive, Intervals(len(scores))).auc
+    assert 0.4 < auc.low < auc.value < auc.high < 0.6
+
+
+def test_a_bin_of_few_mistakes_widens_the_interval_of_the_calibration_error() -> None:
+    """A constant answer of 0.7 for a class that 0.5 % of the rows lack: its calibration error is 0.295."""
+    held = 0
+    for seed in range(200):
+        is_right = np.random.default_rng(seed).random(2000) >= 0.005
+        found = measure_calibration(np.full(2000, 0.7), is_right, Intervals(2000))
+        held += found.low <= 0.295 <= found.high
+    assert held >= 188
