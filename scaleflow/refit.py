@@ -119,6 +119,9 @@ ANSWERS = {
 
 THRESHOLD = "evaluation.threshold"
 
+#: The costs of a miss and of a false alarm, in the order of `evaluation.threshold={cost: [5, 1]}`.
+COSTS = ("evaluation.miss_cost", "evaluation.alarm_cost")
+
 
 def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Returns what the validation rows of a run decided about its answers, and the overrides of a run that uses it.
@@ -147,6 +150,6 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
     if decides_threshold and THRESHOLD not in typed:
         changes.append(f"{THRESHOLD}={0.5 if outputs.threshold is None else outputs.threshold}")
         cost = threshold.get("cost") if isinstance(threshold, dict) else None
-        if isinstance(cost, list) and len(cost) == 2 and cost[1] and "evaluation.miss_cost" not in typed:
-            changes.append(f"evaluation.miss_cost={cost[0] / cost[1]}")
+        if isinstance(cost, list) and len(cost) == 2 and not {*COSTS} & {*typed}:
+            changes += [f"{key}={each}" for key, each in zip(COSTS, cost, strict=True)]
     return answers, changes

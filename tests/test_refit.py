@@ -25,7 +25,13 @@ def make_run(evaluation: dict[str, Any], outputs: Any = DECIDED) -> Any:
     [
         ({"threshold": 0.3, "sets": None}, (), {}, []),
         ({"threshold": "auto"}, (), {}, ["evaluation.threshold=0.25"]),
-        ({"threshold": GOAL}, (), {}, ["evaluation.threshold=0.25", "evaluation.miss_cost=2.5"]),
+        (
+            {"threshold": GOAL},
+            (),
+            {},
+            ["evaluation.threshold=0.25", "evaluation.miss_cost=5", "evaluation.alarm_cost=2"],
+        ),
+        ({"threshold": GOAL}, ("evaluation.miss_cost",), {}, ["evaluation.threshold=0.25"]),
         ({"threshold": "auto"}, ("evaluation.threshold",), {}, []),
         ({"sets": 0.9}, (), {"set_threshold": 0.4}, ["evaluation.sets=null"]),
         ({"sets": 0.9}, ("evaluation.sets",), {}, []),

@@ -117,6 +117,8 @@ export.calibration_examples=0 | expected an integer, at least 1
 promotion=champion promotion.model=a/b | promotion.model=a/b: expected a name without / : % and quotes
 promotion=champion promotion.model=m promotion.confidence=1 | expected a number, above 0.5, below 1.0
 evaluation.miss_cost=3 'evaluation.threshold={cost: [5, 1]}' | these are two costs of a miss
+evaluation.alarm_cost=3 'evaluation.threshold={cost: [5, 1]}' | these are two costs of a miss
+evaluation.alarm_cost=0 | expected a number, above 0.0
 promotion=champion promotion.model=m promotion.at_least=3 | expected {NAME: a number}, or null
 promotion=champion promotion.model=m 'promotion.at_least={test/profit: 5}'
     | it is not known whether larger values | ends in _score (larger is better), or in _loss, _error

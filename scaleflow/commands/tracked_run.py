@@ -125,14 +125,9 @@ def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> P
 
 def take_costs(plan: Plan, run: Run) -> Plan:
     """Returns the plan of an evaluation with the costs of the run, unless the command gives some."""
-    section = run.config.get("evaluation")
-    if plan.evaluation.costs is not None or plan.evaluation.name == "none" or not isinstance(section, dict):
+    if plan.evaluation.costs is not None or plan.evaluation.name == "none" or run.costs is None:
         return plan
-    goal, miss_cost = section.get("threshold"), section.get("miss_cost", 1.0)
-    costs = goal.get("cost") if isinstance(goal, dict) else None
-    if costs is None and miss_cost != 1.0:
-        costs = [miss_cost, 1.0]
-    return plan if costs is None else set_values(plan, {"evaluation.threshold": {"cost": costs}})
+    return set_values(plan, {"evaluation.threshold": {"cost": run.costs}})
 
 
 def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Plan:

@@ -11,6 +11,9 @@ from scaleflow.interfaces import Mode, find_direction
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import BASELINE
 
+#: The mean cost, which depends on the costs that the user gave.
+COST = "cost_at_threshold"
+
 if TYPE_CHECKING:
     from scaleflow.comparison.examples import PairedPredictions
 
@@ -79,7 +82,9 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
         modes = {find_direction(name, first.modes), find_direction(name, second.modes)}
         mode = modes.pop() if len(modes) == 1 else None
         each = MetricDifference(name, before.get(name), now.get(name), mode=mode)
-        if each.difference:
+        if COST in name and each.difference is not None and first.costs != second.costs:
+            each = replace(each, mode=None, basis=f"{NOT_KNOWN}: the runs count with other costs")
+        elif each.difference:
             repeats = measure_repeats(first, second, name)
             low, high, basis = repeats or measure_examples(pairs, name, (before[name], now[name]))
             each = replace(each, low=low, high=high, basis=basis)

@@ -53,11 +53,11 @@ def has_unknown_metric(plan: Plan) -> bool:
 
 
 def has_two_costs(plan: Plan) -> bool:
-    """Whether a cost of a miss and the costs of the threshold say different things."""
-    goal, miss_cost = plan.evaluation.threshold, plan.evaluation.miss_cost
-    if miss_cost == 1.0 or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
+    """Whether the costs of errors and those of the threshold say different things."""
+    goal, given = plan.evaluation.threshold, (plan.evaluation.miss_cost, plan.evaluation.alarm_cost)
+    if given == (1.0, 1.0) or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
         return False
-    return not math.isclose(miss_cost, goal.cost[0] / goal.cost[1])
+    return not math.isclose(given[0] / given[1], goal.cost[0] / goal.cost[1])
 
 
 def has_unknown_direction(plan: Plan) -> bool:
@@ -89,7 +89,7 @@ EVALUATION_RULES: Sequence[Rule] = (
         ("evaluation.miss_cost", "evaluation.threshold"),
         has_two_costs,
         "these are two costs of a miss, and a report has one",
-        instead="leave evaluation.miss_cost out",
+        instead="leave evaluation.miss_cost and evaluation.alarm_cost out",
     ),
     *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
 )

@@ -410,6 +410,7 @@ class EvaluationOptions:
     importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
     seconds: float = field(default=5.0, metadata={"above": 0.0})
     miss_cost: float = field(default=1.0, metadata={"above": 0.0})
+    alarm_cost: float = field(default=1.0, metadata={"above": 0.0})
     metrics: list[Target | str] | None = field(default=None, metadata={"example": "sklearn.metrics.f1_score"})
     threshold: float | Literal["auto"] | ThresholdGoal = field(default=0.5, metadata={"above": 0.0, "below": 1.0})
     calibrate: Literal["auto"] | None = None
@@ -429,7 +430,8 @@ class EvaluationOptions:
         if isinstance(goal, ThresholdGoal) and goal.cost is not None:
             miss, alarm = goal.cost
             return miss, alarm
-        return (self.miss_cost, 1.0) if self.miss_cost != 1.0 else None
+        costs = self.miss_cost, self.alarm_cost
+        return None if costs == (1.0, 1.0) else costs
 
     @property
     def learned(self) -> list[str]:

@@ -273,6 +273,18 @@ class Run:
         """Which values of its metrics are better, as far as its folder says it: `auc` to `max`."""
         return self.state.ready.modes if self.is_here and self.state.ready else {}
 
+    @property
+    def costs(self) -> list[float] | None:
+        """The costs of a miss and of a false alarm, as the user gave them; None if the user gave none."""
+        section = self.config.get("evaluation")
+        if not isinstance(section, dict):
+            return None
+        goal = section.get("threshold")
+        if isinstance(goal, dict) and goal.get("cost") is not None:
+            return [float(cost) for cost in goal["cost"]]
+        costs = [float(section.get(key, 1.0)) for key in ("miss_cost", "alarm_cost")]
+        return None if costs == [1.0, 1.0] else costs
+
     @cached_property
     def weights(self) -> str:
         """The digest of the exported model's weights; empty if it is not known."""

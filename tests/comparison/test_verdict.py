@@ -55,6 +55,24 @@ def test_the_verdict_names_equal_bits_or_the_first_step_that_differs(points: Poi
     assert judged.weights == {"w": "equal", "": "not known", "other": "differ"}[weights]
 
 
+def test_costs_are_compared_only_if_both_runs_count_with_the_same() -> None:
+    def compare(first: Any, second: Any) -> tuple[bool | None, str]:
+        points = [{"test/cost_at_threshold": [(8, value)]} for value in (6.5, 0.65)]
+        runs = [
+            make_run(each, config={"evaluation": section})
+            for each, section in zip(points, (first, second), strict=True)
+        ]
+        (found,) = compare_metrics(*runs)
+        return found.is_better, found.basis
+
+    goal, decided = {"threshold": {"cost": [50, 10]}}, {"threshold": 0.2, "miss_cost": 50.0, "alarm_cost": 10.0}
+    assert compare(goal, decided)[0] is True  # as in a refit
+    for other in ({"threshold": {"cost": [5, 1]}}, {"threshold": 0.2, "miss_cost": 5.0}, {"threshold": 0.2}):
+        is_better, basis = compare(goal, other)
+        assert is_better is None
+        assert basis.endswith("the runs count with other costs")
+
+
 def test_finished_runs_of_different_lengths_differ() -> None:
     longer: Points = {**FIRST, "train/loss": [*FIRST["train/loss"], (24, 0.4)]}
     judged = judge_runs(make_run(FIRST, "w"), make_run(longer, "w"))

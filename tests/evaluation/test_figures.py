@@ -176,6 +176,8 @@ def test_the_table_and_the_recorded_cost_have_the_costs_of_the_goal(weighted: bo
     assert least["cost"] <= rows["chosen"]["cost"] < rows["usual"]["cost"]
     assert "cost_at_threshold" not in analyse_output(kept, "", described, 0).figures
     assert EvaluationOptions(miss_cost=3.0).costs == (3.0, 1.0)
+    assert EvaluationOptions(miss_cost=2.0, alarm_cost=2.0).costs == (2.0, 2.0)
+    assert EvaluationOptions().costs is None
 
 
 def test_the_threshold_may_be_never() -> None:
