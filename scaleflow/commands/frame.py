@@ -149,7 +149,10 @@ class CommandParser(argparse.ArgumentParser):
         """Says that there is no such flag, and what was meant."""
         flag = word.partition("=")[0]
         if flag in ("--run", "--run-id", "--run_id", "--id", "--model-uri"):
-            return f"{word}: there is no such flag; type {name_command(self.name)} RUN_ID"
+            for action in list_arguments(self):
+                if action.metavar == "RUN_ID":  # `check` takes it with a flag
+                    words = " ".join([*action.option_strings[:1], "RUN_ID"])
+                    return f"{word}: there is no such flag; type {name_command(self.name)} {words}"
         if self.name == "evaluate" and flag in ("--data", "--dataset", "--input", "--file", "--csv"):
             return f"{word}: there is no such flag; type dataset.data_dir=FILE"
         bare = {each.lstrip("-"): each for each in self._flags}

@@ -178,6 +178,7 @@ def test_an_option_of_the_users_is_found(folder: Path, capsys: pytest.CaptureFix
         ("predict RUN --input x --ouput y", "--ouput: there is no such flag; did you mean --output?"),
         ("rerun", "are required: RUN_ID; type "),
         ("evaluate RUN --xyzzy", "--xyzzy: there is no such flag (--json"),
+        ("check --run abc", "check --against RUN_ID"),
     ],
 )
 def test_a_flag_that_a_command_lacks_says_what_it_has(
