@@ -21,6 +21,10 @@ MAX_SCORES = 1 << 23
 #: positives, or of the negatives, unless they are equal.
 MIN_KEPT = 1 << 16
 
+#: A merged score adds at most this share of the positives, or of the negatives, above it: the precision of high scores
+#: depends on few negatives.
+MAX_GROWTH = 5e-4
+
 
 class ScoreTable(NamedTuple):
     """Distinct scores [n] float64, descending, and the weights of the positives and negatives with each."""
@@ -60,13 +64,19 @@ def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
         if step:
             before = np.cumsum(weights) - weights
             part = np.floor(before / step).astype(np.int64)
-            begins = np.append(True, part[1:] != part[:-1])
+            ranks = before + weights[weights > 0].min()
+            fine_part = np.floor(np.log(ranks) / MAX_GROWTH).astype(np.int64)
+            begins = np.append(True, (part[1:] != part[:-1]) | (fine_part[1:] != fine_part[:-1]))
             is_large = weights >= step  # a score that has more than its share stays alone
             begins |= is_large | np.append(False, is_large[:-1])
             groups += np.cumsum(begins)
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
     positives, negatives = (np.add.reduceat(each, begins) for each in table[1:])
-    return ScoreTable(table.scores[begins], positives, negatives)
+    # The mean: with the first score, each further merge would move negatives up.
+    amounts = table.positives + table.negatives
+    means = np.add.reduceat(table.scores * amounts, begins) / (positives + negatives)
+    lasts = np.append(begins[1:], len(groups)) - 1
+    return ScoreTable(np.clip(means, table.scores[lasts], table.scores[begins]), positives, negatives)
 
 
 class ScoreCollector:

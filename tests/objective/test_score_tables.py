@@ -86,3 +86,19 @@ def test_a_class_that_does_not_occur_has_no_area() -> None:
     assert np.isnan(compute_average_precision(table))
     (table,) = collect([(ones, ones > 0, 0 * ones)]).to_tables()  # padding only
     assert np.isnan(compute_roc_area(table))
+
+
+def test_merged_scores_of_many_columns_keep_the_average_precision_of_rare_classes() -> None:
+    """Later positives meet negatives that were merged before."""
+    from scaleflow.objective.score_tables import ScoreCollector, compute_average_precision
+
+    random = np.random.default_rng(0)
+    target = random.random((300_000, 2)) < 1e-3
+    scores = random.normal(size=target.shape) + 1.5 * target
+    collector = ScoreCollector(max_scores=1 << 16)
+    for part, own in zip(np.array_split(scores, 50), np.array_split(target, 50), strict=True):
+        collector.add(part, own, np.ones(part.shape))
+    for n, table in enumerate(collector.to_tables()):
+        assert len(table.scores) < 100_000
+        exact = metrics.average_precision_score(target[:, n], scores[:, n])
+        assert compute_average_precision(table) == pytest.approx(exact, abs=1e-4)
