@@ -693,6 +693,11 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     typed = [each for each in composed.words.parsed if each.key_or_group != "resume"]
     keys = [str(each.key_or_group) for each in typed]
     begun = load_saved_config(files, composed.resolved)
+    if "training" not in begun:
+        raise ConfigError(
+            f"resume={files.path}: this folder belongs to a pipeline, or to a stage that trains no model; repeat the "
+            f"pipeline's command, {name_command('pipeline')} NAME, or name the folder of a run that trained"
+        )
     saved = resolve_config(OmegaConf.create(begun))
     interpolations = read_interpolations(files)
     changed_keys = [*keys, *state.resumed_length]

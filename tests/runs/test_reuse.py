@@ -196,6 +196,12 @@ def test_a_section_that_a_command_does_not_use_gives_away_no_value_of_this_machi
         reuse_config(config, params, CommandWords(), sections=("dataset",))
 
 
+def test_a_stage_that_trains_no_model_cannot_be_resumed(begun: Path) -> None:
+    (begun / "config.yaml").write_text("tracking: {name: none}\n")
+    with pytest.raises(ConfigError, match=r"a stage that trains no model; repeat the pipeline's command"):
+        resume(begun)
+
+
 def test_a_value_that_has_a_clock_in_it_is_not_compared_with_the_environment(
     begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
