@@ -188,6 +188,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
+    (folder / "conf" / "mine.py").write_text("def build(inputs, outputs, width):\n    pass\n")
     monkeypatch.setattr(launch, "launch_run", lambda run: plans.append(run.spec.plan) or Outcome())
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scaleflow.interfaces import Hardware, Inputs, Outputs
@@ -66,17 +65,3 @@ def test_the_reported_loss_is_what_keras_reports(isolated: Callable[..., Any]) -
         assert found["loss"] == pytest.approx(keras_logs["loss"], rel=1e-5), case
         assert found["extra_loss"] == pytest.approx(keras_logs["loss"] - keras_logs["entropy"], rel=1e-4), case
         assert found["extra_loss"] > 0.1
-
-
-def sums_of_earlier_versions() -> tuple[list[float], float]:
-    """Sums of 8 examples without an extra loss, of which the weights sum to 4."""
-    from scaleflow.interfaces import Objective
-    from scaleflow.training.evaluation import MetricSums
-
-    sums = MetricSums(Objective(lambda targets, outputs: outputs, is_weighted=True))
-    restored = sums.restore(np.array([8.0, 2.0, 4.0]))
-    return restored.tolist(), sums.compute_mean_loss(restored + np.array([0, 0, 0, 8.0]))
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_extra_loss(isolated: Callable[..., Any]) -> None:
-    assert isolated(sums_of_earlier_versions) == ([8, 2, 4, 0], 0.5 + 1.0)
