@@ -377,6 +377,7 @@ def suggest_words(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+@in_typed_folder
 def run_sweep(
     *overrides: str, config_dir: Folders = (), folder: str | Path | None = None, n_jobs: int | None = None
 ) -> SweepResult:

@@ -48,8 +48,13 @@ def find_typed_folder() -> Path | None:
     module = sys.modules.get("hydra.core.hydra_config")
     if module is None or not module.HydraConfig.initialized():
         return None
+    from omegaconf import OmegaConf  # Hydra has imported it
+
     runtime = module.HydraConfig.get().runtime
-    typed, job = Path(str(runtime.cwd)), Path(str(runtime.output_dir))
+    if OmegaConf.is_missing(runtime, "output_dir"):  # Hydra's config of a sweep, which is no job
+        return None
+    typed = Path(str(runtime.cwd))
+    job = Path(str(runtime.output_dir))
     try:
         is_in_job = job.samefile(Path.cwd()) and not typed.samefile(job)
     except OSError:

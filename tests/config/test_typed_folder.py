@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import scaleflow
-from scaleflow.config.typed_folder import in_typed_folder
+from scaleflow.config.typed_folder import find_typed_folder, in_typed_folder
 
 APP = """
 from pathlib import Path
@@ -49,6 +51,12 @@ def test_relative_paths_start_where_the_command_of_an_app_was_typed(tmp_path: Pa
 def test_without_an_app_the_current_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert in_typed_folder(Path.cwd)() == tmp_path
+
+
+def test_the_config_of_a_sweep_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OmegaConf.create({"hydra": {"runtime": {"cwd": str(tmp_path), "output_dir": "???"}}})
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", config)
+    assert find_typed_folder() is None
 
 
 def test_all_functions_that_take_paths_are_decorated() -> None:
