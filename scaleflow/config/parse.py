@@ -40,6 +40,8 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
     others = {name: value for name, value in section.items() if name not in known}
     for name in others:
+        if not isinstance(name, str):
+            raise ConfigError(f"{key}.{name}: the name of a key is text; leave this one out")
         if "." in name:
             raise dotted_key_error(f"{key}.{name}", name)
     if others and not has_target:

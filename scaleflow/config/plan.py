@@ -173,7 +173,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
                 f"{key}={choices[key]}: the keys of this file are below {key}; begin it with the line "
                 "# @package _global_"
             )
-        raise dotted_key_error(key, key) if "." in key else unknown_key_error(key, known)
+        raise dotted_key_error(key, key) if "." in str(key) else unknown_key_error(key, known)
     if plan.trusted_modules is not None:
         check_trusted_targets(config, plan.trusted_modules)
     if plan.debug.fast:

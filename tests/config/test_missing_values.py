@@ -76,3 +76,9 @@ def test_a_mistake_in_a_recipe_says_what_to_write(recipe: str, expected: str, fo
 @pytest.mark.parametrize("group", ["tracking", "checkpoint", "evaluation"])
 def test_a_group_that_is_taken_away_is_none(group: str) -> None:
     assert compose_config([f"~{group}"]).choices[group] == "none"
+
+
+@pytest.mark.parametrize("word", ["+dataset={1:{}}", "+tracking={2:3}", "+model={1.5:2}"])
+def test_a_key_that_is_no_text_is_refused_in_words(word: str) -> None:
+    with pytest.raises(ConfigError, match="the name of a key is text; leave this one out"):
+        make_plan(compose_config([word]))
