@@ -35,14 +35,14 @@ def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -
     return functools.partial(loaded, **to_floats(loaded, arguments))
 
 
-def check_target(target: Target, given: int = 0) -> None:
+def check_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> None:
     """Checks that a target can be loaded and accepts its arguments, without making it or its nested arguments.
 
-    Raises ConfigError as `bind_target` does.
+    The arguments are those of `bind_target`. Raises ConfigError as it does.
     """
     loaded = locate_target(target)
     if callable(loaded):
-        check_arguments(target, loaded, given, arguments=dict(target.arguments))
+        check_arguments(target, loaded, given, arguments=dict(target.arguments), offered=offered)
 
 
 def check_plan_targets(plan: Plan) -> None:
@@ -58,9 +58,10 @@ def check_plan_targets(plan: Plan) -> None:
     if isinstance(plan.optimizer.schedule, Target):
         check_target(plan.optimizer.schedule)
     check_target(plan.model.target, given=2)
-    check_target(plan.optimizer.target)
+    check_target(plan.optimizer.target, offered=("learning_rate",))
     for target in (*list_named(plan.objective.loss), *list_named(plan.objective.metrics)):
-        check_target(target, given=0 if is_class_target(target) else 2)
+        # The outputs of the dataset say the number of classes.
+        check_target(target, given=0 if is_class_target(target) else 2, offered=("num_classes",))
     bind_metrics(plan.evaluation.metrics or ())
 
 
