@@ -201,3 +201,8 @@ def test_parts_of_a_run_are_checked_without_being_made(plan: Callable[..., Plan]
         check_plan_targets(plan("tracking=none", "objective.loss={_target_: own_targets.build}"))
     with pytest.raises(ConfigError, match=r"objective.metrics.*own_targets.build: missing .* 'units'"):
         check_plan_targets(plan("tracking=none", "objective.metrics=[auc, {_target_: own_targets.build}]"))
+
+
+def test_an_argument_that_a_run_adds_is_not_missing(plan: Callable[..., Plan]) -> None:
+    """The outputs of the dataset say the number of classes."""
+    check_plan_targets(plan("objective.metrics=[{_target_: keras.metrics.MeanIoU}]"))
