@@ -64,8 +64,9 @@ from scaleflow.tracking.tracked_runs import BEST
 #: The groups and the other keys at the top of a config.
 GROUPS = frozenset(each.name for each in fields(Plan)) - {*DERIVED_FIELDS}
 
-#: Sections that every whole config has, and the most values for which a message shows the overrides.
-MAIN_SECTIONS = ("dataset", "model", "optimizer", "objective", "training")
+#: Sections that every whole config has, and the most values for which a message shows the overrides. Another Hydra app
+#: may leave out groups that have a default for each key, such as `objective`.
+MAIN_SECTIONS = ("dataset", "model", "optimizer", "training")
 MAX_SUGGESTED = 10
 
 

@@ -102,15 +102,6 @@ def test_a_job_shows_its_params_metrics_tags_and_data(swept: Swept, pages: Pages
     pages.sees("resolved.strategy", "resolved.replicas", "resolved.global_batch_size")
 
 
-def test_losses_and_metrics_are_listed_before_baselines_and_speeds(swept: Swept, pages: Pages) -> None:
-    pages.open(swept.child)
-    pages.sees("test/balanced_accuracy", "baseline/loss", "perf/step_ms")
-    listed = pages.text().partition("Metrics (")[2]
-    places = [listed.index(name) for name in ("train/loss", "val/loss", "test/loss", "baseline/", "perf/")]
-    assert places == sorted(places)
-    assert listed.index("test/balanced_accuracy") < listed.index("baseline/")
-
-
 def test_a_jobs_curves_are_drawn(swept: Swept, pages: Pages) -> None:
     pages.open(f"{swept.child}/model-metrics")
     pages.type("Search metric charts", "^(train|val)/.*(loss|accuracy)")
