@@ -52,7 +52,7 @@ from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, raise_interruption
 from scaleflow.launcher.launch import answer_run, launch_run
 from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
-from scaleflow.launcher.prepare import RunCommand, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
@@ -228,18 +228,18 @@ def run(
             write(path)
 
     try:
-        return check_outcome(*launch_command(RunCommand(composed), fill_folder))
+        return check_outcome(*launch_prepared(prepare_run(composed), fill_folder))
     except ConfigError:
         for path in written:
             path.unlink(missing_ok=True)  # there is no run that could read it
         raise
 
 
-def launch_command(command: RunCommand, fill_folder: Callable[[], None] | None = None) -> tuple[Outcome, Path]:
-    """Prepares and launches a run.
+def launch_prepared(run: PreparedRun, fill_folder: Callable[[], None] | None = None) -> tuple[Outcome, Path]:
+    """Launches a run that a command has prepared, and makes its folder.
 
     Args:
-        fill_folder: writes what the run needs into its folder, after the config was checked.
+        fill_folder: writes what the run needs into its folder.
 
     Returns:
         The outcome that the command would have, and the run's folder.
@@ -247,7 +247,6 @@ def launch_command(command: RunCommand, fill_folder: Callable[[], None] | None =
     Raises:
         ConfigError: if the config cannot work.
     """
-    run = prepare_run(command)
     if run.is_finished:
         repair_quietly(run.spec.folder)
         return Outcome(read=partial(answer_run, run.spec.folder)), run.spec.folder

@@ -20,14 +20,14 @@ Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was 
 import argparse
 import re
 
-from scaleflow.api import launch_command
+from scaleflow.api import launch_prepared
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 from scaleflow.launcher.command_exit import Outcome
-from scaleflow.launcher.prepare import RunCommand
+from scaleflow.launcher.prepare import prepare_run
 
 #: The fewest steps of a test: fewer are too far apart.
 MIN_STEPS = 20
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> Outcome:
             if re.match(r"\+*training\.batch_size=(?!auto$)", word):
                 raise ConfigError(f"{word}: this command looks for it; leave it out")
         words.append(f"{trial.key}=auto")
-    return launch_command(RunCommand(compose_config(words, typed.config_dir), trial=trial))[0]
+    run = prepare_run(compose_config(words, typed.config_dir), trial=trial)
+    return launch_prepared(run)[0]
 
 
 def read_trial(typed: argparse.Namespace) -> Trial:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.api import Result, check_outcome, launch_command
+from scaleflow.api import Result, check_outcome, launch_prepared
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, Folders, to_folders
@@ -25,7 +25,7 @@ from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, Tracking
 from scaleflow.launcher.command_exit import Outcome
-from scaleflow.launcher.prepare import RunCommand
+from scaleflow.launcher.prepare import prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
@@ -77,7 +77,10 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
         added += changes
     words = replace(words, overrides=[*added, *words.overrides])
     composed, copy_objects = place_objects(run, words, reuse_for_new_run(run, words, "refit of"))
-    return launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, answers=answers), copy_objects)
+    again = prepare_run(composed)
+    plan = replace(again.spec.plan, answers=answers)
+    spec = replace(again.spec, plan=plan, tags={TAG: run.model.run_id, **again.spec.tags})
+    return launch_prepared(replace(again, spec=spec), copy_objects)
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:

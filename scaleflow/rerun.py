@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from scaleflow.api import launch_command
+from scaleflow.api import launch_prepared
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, place_objects, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, ComposedConfig
@@ -35,7 +35,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.prepare import RunCommand, make_plan
+from scaleflow.launcher.prepare import make_plan, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
 from scaleflow.runs.data_digest import Repetition
@@ -68,8 +68,9 @@ def main(typed: list[str]) -> Outcome:
         composed = exact.prepare(composed)
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
     composed, copy_objects = place_objects(run, words, composed)
-    command = RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats)
-    outcome, target = launch_command(command, copy_objects)
+    again = prepare_run(composed)
+    spec = replace(again.spec, tags={TAG: run.model.run_id, **again.spec.tags}, repeats=repeats)
+    outcome, target = launch_prepared(replace(again, spec=spec), copy_objects)
     return outcome if exact is None or outcome.code else exact.judge(outcome, target)
 
 

@@ -189,7 +189,7 @@ def test_a_signal_before_the_run_is_ready_is_no_refusal(
     def launch(*_: Any) -> tuple[Outcome, Path]:
         return Outcome(code, error="stopped by a signal"), Path()
 
-    monkeypatch.setattr("scaleflow.api.launch_command", launch)
+    monkeypatch.setattr("scaleflow.api.launch_prepared", launch)
     with pytest.raises(raised):
         scaleflow.run("tracking=none")
 

@@ -16,7 +16,7 @@ from scaleflow.config.compose import compose_config
 from scaleflow.interfaces.events import SettingFound
 from scaleflow.interfaces.trials import BatchSearch
 from scaleflow.launcher.launch import choose_trial, make_search, use_found
-from scaleflow.launcher.prepare import RunCommand, prepare_run
+from scaleflow.launcher.prepare import prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
@@ -41,7 +41,7 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["training.batch_size=auto", "tracking=none"]
-    run = prepare_run(RunCommand(compose_config(words), 0.0))
+    run = prepare_run(compose_config(words))
     run.spec.folder.mkdir(parents=True, exist_ok=True)
     search = make_search(run, BatchSearch())
     search.spec.files.batch_sizes.write_text("the figures")
@@ -56,7 +56,7 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
 def test_both_are_searched_and_the_batch_size_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["training.batch_size=auto", "optimizer.learning_rate=auto", "optimizer.schedule=cosine", "tracking=none"]
-    run = prepare_run(RunCommand(compose_config(words), 0.0))
+    run = prepare_run(compose_config(words))
     run.spec.folder.mkdir(parents=True, exist_ok=True)
     found = {"training.batch_size": 16, "optimizer.learning_rate": 0.0025}
     for key, value in found.items():
@@ -86,7 +86,7 @@ def test_a_run_finds_its_learning_rate_and_keeps_it(command: Command) -> None:
     folder = command.folder / "run-learning-rate"
     assert (command.folder / "run" / "learning_rates.csv").read_text() == (folder / "learning_rates.csv").read_text()
     resumed = [f"resume={command.folder / 'run'}", "training.epochs=3", "optimizer.learning_rate=auto"]
-    assert prepare_run(RunCommand(compose_config(resumed), 0.0)).spec.plan.optimizer.learning_rate == rate
+    assert prepare_run(compose_config(resumed)).spec.plan.optimizer.learning_rate == rate
 
 
 def test_a_learning_rate_is_found(command: Command) -> None:
@@ -147,7 +147,7 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     assert trained.data.tags["scaleflow.batch_size.run"] == searched.info.run_id
     assert "batch_sizes.csv" in [each.path for each in client.list_artifacts(trained.info.run_id)]
     resumed = [f"resume={run}", "training.epochs=2", "training.batch_size=auto"]
-    assert prepare_run(RunCommand(compose_config(resumed), 0.0)).spec.plan.training.batch_size == size
+    assert prepare_run(compose_config(resumed)).spec.plan.training.batch_size == size
     for again in (command(*words, "hydra.run.dir=run"), command(*words, f"hydra.run.dir={'x' * 250}")):
         assert again.returncode == 2, again.stdout + again.stderr
         assert "hydra.run.dir=" in again.stderr

@@ -53,7 +53,7 @@ from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, to_print
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.objects import keep_model_file, list_size_notes
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, make_plan, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import GRACE_SECONDS, StopRequest, catch_stop_signals
@@ -197,7 +197,7 @@ def run_job(config: DictConfig, started: float) -> Outcome:
             check_job(config)
         if config.get("resume") is None:
             check_single_run(config)
-        run = prepare_run(RunCommand(composed, started, policy=TRAIN if is_job else NEW))
+        run = prepare_run(composed, started=started, policy=TRAIN if is_job else NEW)
         if run.spec.plan.cluster.submit is not None:
             print(render_submission(run.spec.plan, sys.argv[1:]), end="")
             remove_created(composed.folder)

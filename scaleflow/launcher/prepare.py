@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
-from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.reuse import reuse_to_resume
@@ -87,22 +86,11 @@ STAGE_TAGS = "SCALEFLOW_STAGE_TAGS"
 
 
 @dataclass(frozen=True)
-class RunCommand:
-    """A command for one run."""
-
-    composed: ComposedConfig  # the composed config, with the folder of the run
-    started: float = field(default_factory=time.time)  # when the command began, in seconds since the epoch
-    tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
-    resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
-    policy: Policy = TRAIN  # of a run that begins
-    trial: Trial | None = None  # the setting to look for; None: train a model
-    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
-    answers: Mapping[str, Any] = field(default_factory=dict)  # what the validation rows of another run decided
-
-
-@dataclass(frozen=True)
 class PreparedRun:
-    """A run that can be launched."""
+    """A run that can be launched.
+
+    A command adds to the spec what nothing else depends on: tags, the run that this one repeats, the folder of a sweep.
+    """
 
     spec: RunSpec  # the spec of the first process that this command starts
     composed: ComposedConfig  # its config for `config.yaml`; its words for `overrides.yaml`, or for `resume-N.yaml`
@@ -111,43 +99,49 @@ class PreparedRun:
     has_weights: bool = False  # whether the run to resume has checkpoints, so that it needs no `model.init_from`
 
 
-def prepare_run(command: RunCommand) -> PreparedRun:
-    """Checks a command, and finds the run that it resumes.
+def prepare_run(
+    composed: ComposedConfig,
+    *,
+    started: float | None = None,
+    resume: str | None = None,
+    policy: Policy = TRAIN,
+    trial: Trial | None = None,
+) -> PreparedRun:
+    """Checks a config, and finds the run that it resumes.
+
+    Args:
+        composed: with the folder of the run.
+        started: when the command began, in seconds since the epoch; None: now.
+        resume: the folder or the id of the run to resume; None: the config's `resume`.
+        policy: of a run that begins.
+        trial: the setting to look for; None: train a model.
 
     Raises ConfigError if the command cannot work; the message names the key, the value and what would work.
     """
-    composed = command.composed
-    resume = command.resume or composed.resolved.get("resume")
-    if resume is not None and command.trial is not None:
+    started = time.time() if started is None else started
+    resume = resume or composed.resolved.get("resume")
+    if resume is not None and trial is not None:
         raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
-        return prepare_resume(command, str(resume))
-    plan = replace(make_plan(composed, command.policy), answers=command.answers)
-    if command.trial is not None:
-        if isinstance(command.trial, RateTest) and plan.choices.get("optimizer") == "tabular":
+        return prepare_resume(composed, str(resume), started)
+    plan = make_plan(composed, policy)
+    if trial is not None:
+        if isinstance(trial, RateTest) and plan.choices.get("optimizer") == "tabular":
             plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
-        check_trial(plan, command.trial)
-    return PreparedRun(make_spec(plan, composed.folder, command), composed)
+        check_trial(plan, trial)
+    spec = make_spec(plan, composed.folder, started, composed.words.overrides)
+    return PreparedRun(replace(spec, trial=trial), composed)
 
 
-def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
+def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) -> RunSpec:
+    """Makes the spec of the first process; `typed` are the overrides of all commands of the run."""
     if plan.cluster.submit is None and not find_engine(plan.cluster).is_remote:
         check_own_names(plan.config, plan.search)
     check_dataset_files(plan, folder)
     check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
-    typed = [*earlier, *command.composed.words.overrides]
     label = "" if plan.tracking.run_name else label_overrides(typed, plan.config)
-    return RunSpec(
-        plan,
-        folder.absolute(),
-        command.started,
-        worker=worker,
-        label=label,
-        tags={**command.tags, **read_stage_tags()},
-        trial=command.trial,
-        repeats=command.repeats,
-    )
+    return RunSpec(plan, folder.absolute(), started, worker=worker, label=label, tags=read_stage_tags())
 
 
 def read_stage_tags() -> dict[str, str]:
@@ -180,14 +174,17 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
         check_source_files(target, plan.dataset.split)
 
 
-def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
+def prepare_resume(typed: ComposedConfig, named: str, started: float) -> PreparedRun:
     """Prepares a run that continues in its own folder, with its own config.
 
-    `named` is the value of `resume`: a folder, a run's id, or the URI of a model.
+    Args:
+        typed: the config of this command.
+        named: the value of `resume`: a folder, a run's id, or the URI of a model.
+        started: when this command began, in seconds since the epoch.
 
     Raises ConfigError if there is no such run, or if an override may not change.
     """
-    files = RunFolder(find_folder_to_resume(named, command.composed.resolved))
+    files = RunFolder(find_folder_to_resume(named, typed.resolved))
     state = RunState.read(files.path)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")
@@ -196,7 +193,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
             f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
             f"{name_command('find')} {state.params[PARAM]}"
         )
-    resumed = reuse_to_resume(command.composed, state, files)
+    resumed = reuse_to_resume(typed, state, files)
     composed = resumed.composed
     is_finished = state.last_status == "FINISHED" and not resumed.is_longer
     had_checkpoints = state.checkpoint is not None and composed.config["checkpoint"].get("folder") is None
@@ -210,7 +207,8 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     if not is_finished:
         refuse_changed_code(plan, files)
     has_weights = has_checkpoints or (is_store_address(plan.checkpoint.folder) and state.checkpoint is not None)
-    spec = replace(make_spec(plan, files.path, command, earlier=read_overrides(files)), length=resumed.length)
+    overrides = [*read_overrides(files), *typed.words.overrides]
+    spec = replace(make_spec(plan, files.path, started, overrides), length=resumed.length)
     return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished=is_finished, has_weights=has_weights)
 
 

@@ -38,7 +38,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.command_exit import find_interruption
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
 from scaleflow.runs.run_name import resolve_override
 from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, read_job_state, select_swept
@@ -264,7 +264,7 @@ class JobComposer:
                         "with the words of a job, and add the word that it prints"
                     )
             check_job(config)
-            return prepare_run(RunCommand(composed, resume=str(folder) if is_resumed else None))
+            return prepare_run(composed, resume=str(folder) if is_resumed else None)
 
     @contextmanager
     def compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, CachedConfig]]:

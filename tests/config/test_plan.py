@@ -24,7 +24,7 @@ from scaleflow.config.unknown_keys import unknown_option_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
 from scaleflow.interfaces.trials import RateTest
-from scaleflow.launcher.prepare import RunCommand, make_plan, prepare_run
+from scaleflow.launcher.prepare import make_plan, prepare_run
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
@@ -357,11 +357,11 @@ def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
 def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n3,4\n")
     table = "dataset=table", f"dataset.data_dir={tmp_path}/a.csv", "dataset.target=b", "tracking=none"
-    found = prepare_run(RunCommand(compose_config(table), trial=RateTest())).spec.plan.optimizer
+    found = prepare_run(compose_config(table), trial=RateTest()).spec.plan.optimizer
     assert (found.schedule, found.learning_rate) == ("constant", 0.003)
     typed = compose_config((*table, "optimizer=adam", "optimizer.schedule=cosine"))
     with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
-        prepare_run(RunCommand(typed, trial=RateTest()))
+        prepare_run(typed, trial=RateTest())
 
 
 def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
 from scaleflow.interfaces.events import RunEnded, RunReady
-from scaleflow.launcher.prepare import RunCommand, prepare_run
+from scaleflow.launcher.prepare import prepare_run
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
@@ -249,7 +249,7 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_options: Path) -> None:
     composed = compose_config([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
-    run = prepare_run(RunCommand(composed, 0.0))
+    run = prepare_run(composed)
     assert run.spec.plan.strategy.micro_batches == 2
     assert run.spec.plan.choices["model"] == "cnn"
     assert run.spec.folder == folder_of_other_options

@@ -16,7 +16,7 @@ from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import RunEnded, RunReady, TagsSet
 from scaleflow.launcher.launch import write_configs
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.reuse import (
@@ -62,7 +62,7 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 def make_run(words: Sequence[str], folder: Path) -> PreparedRun:
     """Writes what the launcher and the worker of a finished run write that commands about it read."""
-    run = prepare_run(RunCommand(compose_config([*words, f"hydra.run.dir={folder}"], ["own"])))
+    run = prepare_run(compose_config([*words, f"hydra.run.dir={folder}"], ["own"]))
     folder.mkdir()
     write_configs(run)
     config = flatten_config(run.spec.plan.config)
@@ -74,7 +74,7 @@ def make_run(words: Sequence[str], folder: Path) -> PreparedRun:
 
 
 def resume(folder: Path, *words: str) -> PreparedRun:
-    return prepare_run(RunCommand(compose_config([f"resume={folder}", *words], ["own"])))
+    return prepare_run(compose_config([f"resume={folder}", *words], ["own"]))
 
 
 def test_a_run_keeps_the_values_with_which_it_began(begun: Path) -> None:
