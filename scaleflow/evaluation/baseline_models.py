@@ -1,11 +1,10 @@
 """Baselines that learn: gradient boosting and a linear model of scikit-learn, on the features that the model gets.
 
-They are fitted beside the training, in the launcher, so this module imports no TensorFlow.
+They are fitted beside the training, in a process of their own, so this module imports no TensorFlow.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +127,3 @@ def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str,
     for measure in (metrics.accuracy_score, metrics.balanced_accuracy_score):
         found[measure.__name__.removesuffix("_score")] = float(measure(true, best, sample_weight=weights))
     return found
-
-
-def lower_priority() -> None:
-    """Lets the processes that train go first; for a thread of Linux."""
-    if hasattr(os, "setpriority"):
-        import threading
-
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)

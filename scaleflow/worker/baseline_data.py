@@ -1,16 +1,16 @@
-"""Writes the rows to which the launcher fits baselines, and reports their metrics at the end of the run."""
+"""Writes the rows to which baselines are fitted, and reports their metrics at the end of the run."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import BOOSTING, FAILED_FIT, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
+from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 #: the time, and no clock does: what a run records must not depend on the machine.
 MOST_VALUES = 50_000_000
 
-#: The baselines, as notes name them.
-FITTED_BASELINES = "boosting and the linear model, to compare with"
-
 #: The most rows that are read only for the baselines, if the split is read while training.
 MOST_STREAMED = 100_000
 
@@ -36,7 +33,7 @@ FEWEST_ROWS, MOST_CLASSES = 20, 50
 def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolder, keeps_outputs: bool = False) -> None:
     """Writes the rows of a table, or a sample of more than `most`, for the baselines. Other data has none.
 
-    `keeps_outputs` says whether the user asked for metrics that the launcher does not compute.
+    `keeps_outputs` says whether the user asked for metrics that the process which fits does not compute.
     """
     test = splits.test or (None if splits.folds else splits.validation)
     if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs):
@@ -102,19 +99,25 @@ def to_matrices(rows: Arrays, inputs: Any, classes: int, ignore: int | None = No
 
 
 def report_baselines(
-    files: RunFolder, emit: Emit, should_stop: Callable[[], bool], objective: Objective | None = None
+    files: RunFolder,
+    process: BaselineProcess,
+    emit: Emit,
+    should_stop: Callable[[], bool],
+    objective: Objective | None = None,
 ) -> None:
     """Waits for the baselines at the end of the run, unless it is told to stop, and reports their metrics.
 
     With an objective, these include its metrics, of the outputs that are kept.
     """
-    if files.baseline_data.exists():
+    if process.is_alive:
         emit(PhaseBegan("fitting boosting and a linear model, to compare with"))
-    while files.baseline_data.exists():
-        if should_stop():
-            emit(Note(f"{FITTED_BASELINES}, were not fitted, because the run was stopped"))
-            return
-        time.sleep(0.02)
+    if not process.wait(should_stop):
+        emit(Note(f"{FITTED_BASELINES}, were not fitted, because the run was stopped"))
+        return
+    if process.failure is not None:
+        files.baseline_data.unlink(missing_ok=True)
+        emit(Note(f"{FITTED_BASELINES}: missing, and the rest goes on ({process.failure})"))
+        return
     try:
         values = json.loads(files.baselines.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -38,7 +38,8 @@ from scaleflow.runs.state import make_length_tags
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.augmented_sheet import write_sheet
-from scaleflow.worker.baseline_data import FITTED_BASELINES, report_baselines, write_baseline_data
+from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
+from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.export import export_model, report_formats, try_formats
@@ -110,7 +111,16 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(setup)
     try:
-        train_and_export(spec, setup, session, worker_sync=worker_sync, emit=emit, should_stop=should_stop)
+        with fit_meanwhile(spec, emit) as baselines:
+            train_and_export(
+                spec,
+                setup,
+                session,
+                worker_sync=worker_sync,
+                baselines=baselines,
+                emit=emit,
+                should_stop=should_stop,
+            )
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup=setup)
         finish_failed(session, error)
@@ -405,6 +415,7 @@ def train_and_export(
     setup: TrainingSetup,
     session: Session,
     worker_sync: WorkerSync,
+    baselines: BaselineProcess,
     emit: Emit,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -443,7 +454,7 @@ def train_and_export(
     session.finish_checkpoints()
     if spec.records:
         with guard(FITTED_BASELINES, emit):
-            report_baselines(spec.files, emit, should_stop, objective=setup.engine.objective)
+            report_baselines(spec.files, baselines, emit, should_stop, objective=setup.engine.objective)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -22,10 +24,11 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, make_models
 from scaleflow.interfaces import BOOSTING, FAILED_FIT, Arrays, Inputs, ObjectiveOptions, Outputs
-from scaleflow.interfaces.events import Event, MetricsLogged, Note
-from scaleflow.launcher.recording.monitor import fit_and_write
+from scaleflow.interfaces.events import Event, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
+from scaleflow.worker.baseline_process import BaselineProcess, fit_and_write, fit_meanwhile
+from tests.launcher.test_supervisor import wait_for
 
 
 def draw(classes: int) -> BaselineData:
@@ -97,7 +100,7 @@ def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
     assert 0 < unknown["linear/accuracy"] < 1
 
 
-def test_the_launcher_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
+def test_the_process_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
     files = RunFolder(tmp_path)
     draw(0).save(files.baseline_data)
     fit_and_write(files)
@@ -110,19 +113,107 @@ def test_the_launcher_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
     assert not files.baseline_data.exists()
 
 
+def make_spec(folder: Path, records: bool = True) -> Any:
+    return SimpleNamespace(files=RunFolder(folder), records=records)
+
+
 def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, hours, events = RunFolder(tmp_path), iter(range(0, 10**9, 3600)), list[Event]()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
     draw(0).save(files.baseline_data)
-    timer = threading.Timer(0.2, fit_and_write, (files,))
-    timer.start()
-    report_baselines(files, events.append, lambda: False)
-    timer.join()
-    (logged,) = (event for event in events if isinstance(event, MetricsLogged))
+    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
+        report_baselines(files, process, events.append, lambda: False)
+    began, logged = events
+    assert isinstance(began, PhaseBegan)
+    assert isinstance(logged, MetricsLogged)
     assert "baseline/boosting/rmse" in logged.values
+    assert not files.baseline_data.exists()
+
+
+def test_a_run_that_has_to_stop_ends_the_process_and_keeps_the_rows_for_a_resumed_run(tmp_path: Path) -> None:
+    files, events = RunFolder(tmp_path), list[Event]()
     draw(0).save(files.baseline_data)
-    report_baselines(files, events.append, lambda: True)
-    assert isinstance(events[-1], Note), "a run that is told to stop does not wait"
+    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
+        report_baselines(files, process, events.append, lambda: True)
+        assert process.is_alive
+    assert not process.is_alive
+    assert isinstance(events[-1], Note)
+    assert events[-1].text.endswith("were not fitted, because the run was stopped")
+    assert files.baseline_data.exists()
+    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
+        report_baselines(files, process, events.append, lambda: False)
+    assert isinstance(events[-1], MetricsLogged)
+
+
+def test_a_process_that_is_killed_leaves_a_note_and_no_rows(tmp_path: Path) -> None:
+    files, events = RunFolder(tmp_path), list[Event]()
+    draw(0).save(files.baseline_data)
+    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
+        (child,) = psutil.Process().children()
+        child.kill()
+        report_baselines(files, process, events.append, lambda: False)
+    assert isinstance(events[-1], Note)
+    assert events[-1].text.endswith("missing, and the rest goes on (their process ended with exit code -9)")
+    assert not files.baseline_data.exists()
+
+
+def test_a_process_that_cannot_start_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, events = RunFolder(tmp_path), list[Event]()
+    draw(0).save(files.baseline_data)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
+        report_baselines(files, process, events.append, lambda: False)
+    (note,) = events
+    assert isinstance(note, Note)
+    assert "missing, and the rest goes on (FileNotFoundError: " in note.text
+
+
+def test_only_the_chief_starts_a_process_and_only_for_rows(tmp_path: Path) -> None:
+    with fit_meanwhile(make_spec(tmp_path), print) as process:
+        assert not process.is_alive
+    draw(0).save(RunFolder(tmp_path).baseline_data)
+    with fit_meanwhile(make_spec(tmp_path, records=False), print) as process:
+        assert not process.is_alive
+        assert process.wait(lambda: False)
+
+
+#: Starts the process, says its id, and is killed.
+DIE = """
+import os, sys
+from pathlib import Path
+from scaleflow.runs import RunFolder
+from scaleflow.worker.baseline_process import start_process
+print(start_process(RunFolder(Path(sys.argv[1]))).pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
+    os.mkfifo(RunFolder(tmp_path).baseline_data)  # nobody writes, so that the process reads until it is ended
+    done = subprocess.run([sys.executable, "-c", DIE, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it is gone already
+        child = psutil.Process(int(done.stdout))
+        try:
+            wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE, timeout=60)
+        finally:
+            child.kill()
+
+
+#: Fits in a process, and prints which of these libraries it has imported.
+IMPORTED = """
+import sys
+from pathlib import Path
+from scaleflow.runs import RunFolder
+from scaleflow.worker import baseline_process
+baseline_process.fit_and_write(RunFolder(Path(sys.argv[1])))
+print({"tensorflow", "keras", "mlflow", "sklearn"} & {*sys.modules})
+"""
+
+
+def test_the_process_imports_no_tensorflow(tmp_path: Path) -> None:
+    draw(0).save(RunFolder(tmp_path).baseline_data)
+    done = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "{'sklearn'}\n", done.stderr
 
 
 def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +251,7 @@ def measure_asked(folder: Path) -> dict[str, dict[str, float]]:
         fit_and_write(files)
         loader = objective.Loader(locate_target, bind_target)
         goal = objective.make_objective(Outputs(kind, shape), ObjectiveOptions(metrics=names), loader=loader)
-        report_baselines(files, events.append, lambda: False, goal)
+        report_baselines(files, BaselineProcess(None), events.append, lambda: False, objective=goal)
         assert not files.baseline_outputs.exists()
         (logged,) = events
         found[kind] = dict(logged.values)

@@ -13,8 +13,8 @@ import pytest
 
 from scaleflow.interfaces import FAILED_FIT, Inputs, Outputs
 from scaleflow.interfaces.extras import guard_extra
-from scaleflow.launcher.recording import monitor
 from scaleflow.runs import RunFolder
+from scaleflow.worker.baseline_process import fit_and_write
 
 #: What a note names, by the function of the worker that makes the extra.
 EXTRAS = {
@@ -125,6 +125,6 @@ def test_baselines_that_cannot_be_fitted_say_why(tmp_path: Path, monkeypatch: py
     data = baseline_models.BaselineData(*(np.zeros((4, 2)), np.zeros(4)) * 2, classes=0)
     data.save(files.baseline_data)
     monkeypatch.setattr(baseline_models, "fit_baselines", fail)
-    monitor.fit_and_write(files)
+    fit_and_write(files)
     assert not files.baseline_data.exists()
     assert json.loads(files.baselines.read_text())[FAILED_FIT].startswith("MemoryError: no memory")

@@ -1,20 +1,13 @@
-"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did.
+"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did."""
 
-It also fits the baselines of the run while its workers train.
-"""
-
-import contextlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from scaleflow.cluster.tasks import find_unreachable
-from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import FAILED_FIT
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import (
     ConfusionWritten,
     Event,
@@ -33,7 +26,7 @@ from scaleflow.launcher.notifications import notify_meanwhile
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
-from scaleflow.runs import EventReader, RunFolder, RunSpec, RunState
+from scaleflow.runs import EventReader, RunSpec, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking.uri import drop_credentials
 
@@ -120,8 +113,6 @@ class RunMonitor:
             self.display.show_event(event)
             if self._on_event is not None:
                 self._on_event(event)
-            if isinstance(event, RunReady) and self.spec.records:
-                begin_baselines(self.spec.files)
             if isinstance(event, Restarted) and self.spec.records:
                 notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, display=self.display)
 
@@ -249,39 +240,3 @@ class RunMonitor:
     def refusal(self) -> ConfigError | None:
         """Why there is no run, if it was refused, by the store or by a worker."""
         return self.recorder.refusal or self.state.refusal
-
-
-def begin_baselines(files: RunFolder) -> None:
-    """Starts a thread that fits baselines to the rows that the worker has written, if there are some.
-
-    The worker reports the metrics when it ends the run.
-    """
-    if files.baseline_data.exists():
-        threading.Thread(target=fit_and_write, args=(files,), name="baselines", daemon=True).start()
-
-
-def fit_and_write(files: RunFolder) -> None:
-    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines.
-
-    Then the file of their metrics has the reason.
-    """
-    try:
-        import numpy as np
-
-        from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
-
-        lower_priority()
-        data, outputs = BaselineData.load(files.baseline_data), dict[str, Any]()
-        values = fit_baselines(data, outputs)
-        if data.keeps_outputs:
-            outputs |= {} if data.test_weights is None else {"weights": data.test_weights}
-            np.savez(files.baseline_outputs, targets=data.test_targets, **outputs)
-        part = files.baselines.with_suffix(".part")
-        part.write_text(json.dumps(values), encoding="utf-8")
-        part.replace(files.baselines)
-    except Exception as error:  # such as a full disk, little memory, or a table that scikit-learn cannot fit
-        with contextlib.suppress(OSError):
-            reason = f"{type(error).__name__}: {read_reason(error)}"
-            files.baselines.write_text(json.dumps({FAILED_FIT: reason}), encoding="utf-8")
-    finally:
-        files.baseline_data.unlink(missing_ok=True)
