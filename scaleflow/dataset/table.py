@@ -65,17 +65,14 @@ from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
 from scaleflow.serving.cells import (
     CATEGORY,
-    CONVERSIONS,
     EXPECTED,
     MISSING,
     NUMBER,
     Array,
-    apply_form,
-    clean_column,
-    count_other_units,
+    ColumnReader,
     describe_units,
     is_missing,
-    to_texts,
+    make_readers,
 )
 
 #: Maximum number of faults that are recorded with file and row.
@@ -169,8 +166,7 @@ class Table:
         names, given = self._choose_inputs(data_dir, told)
         used = [*names, *([self._weights] if self._weights else []), self._target]
         self._files.use(used)
-        words = find_categories(self._past.get("columns", {}), self._earlier)
-        self._read = partial(TableRows, self._files, used, learn_on=learn_on, words=words, weights=self._weights)
+        self._read = partial(TableRows, self._files, used, learn_on=learn_on, weights=self._weights)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
         types = self._learn_types(rows, names, given, told=told)
         self._kinds, useless = divide_useless(types.found, self._target)
@@ -178,7 +174,9 @@ class Table:
         self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
         self.reading = self._describe_reading(form, names, useless, types=types)
         self.inputs = {name: describe_input_column(each) for name, each in self._kinds.items()}
-        self._rows = {rows.group: rows.describe(self._target, self._kinds, self.outputs)}
+        words = find_categories(self._past.get("columns", {}), self._earlier)
+        self._readers = make_readers(self.reading, words)
+        self._rows = {rows.group: rows.describe(self._target, self._readers, self.outputs)}
         self.notes = tuple(self._describe(rows, types, useless, told=told))
 
     def _choose_inputs(self, data_dir: str, told: ColumnOptions) -> tuple[list[str], dict[str, str]]:
@@ -318,7 +316,7 @@ class Table:
         if group not in self._rows:
             rows = self._rows[group] = self._read(group)
             rows.forms, rows.missing_words = self.reading["forms"], self._missing_words
-            rows.describe(self._target, self._kinds, self.outputs)
+            rows.describe(self._target, self._readers, self.outputs)
             for name, counts in rows.count_other_units().items():
                 note = describe_other_units(name, rows.forms[name]["unit"], counts)
                 self.load_notes.append(f"{note} (split {split!r})")
@@ -351,7 +349,6 @@ class TableRows:
         columns: names of the used ones.
         group: the split whose files are read, or `all`.
         learn_on: number of rows that are read first, to learn from them; None: all.
-        words: by the name of a column, the categories that an earlier run knows.
         weights: the column of the weights of rows, if there is one.
     """
 
@@ -361,17 +358,15 @@ class TableRows:
         columns: Sequence[str],
         group: str,
         learn_on: int | None,
-        words: Mapping[str, Sequence[str]] | None = None,
         weights: str | None = None,
     ) -> None:
         self.group = group
         self._weights = weights
-        self._words = words or {}
         self._files = files
         self._columns = list(columns)
-        self._missing = files.csv.missing
         self._learn_on = learn_on
         self.forms: dict[str, Form] = {}  # how numbers and dates are written
+        self._readers: Mapping[str, ColumnReader] = {}  # of the inputs
         self._raw_targets: list[Any] = []
         self.missing_words: dict[str, int] = {}  # those that the target has
         self.blocks = files.list_blocks(group, self._columns[-1])
@@ -391,8 +386,14 @@ class TableRows:
             learn: returns values that JSON can hold.
         """
         files = self._files
-        form = [files.form, str(files.used), files.partitions, self._columns, self._missing, self._learn_on]
+        form = [files.form, str(files.used), files.partitions, self._columns, files.csv.missing, self._learn_on]
         return files.cache.recall(what, files.by_split[self.group], [form, options], learn=learn)
+
+    def find_reader(self, name: str) -> ColumnReader:
+        """Returns what reads the cells of a column. What an input is taken for is known after `describe`."""
+        if name in self._readers:
+            return self._readers[name]
+        return ColumnReader(missing=self._files.csv.missing, written=self.forms.get(name))
 
     @cached_property
     def raw_columns(self) -> Mapping[str, Any]:
@@ -403,13 +404,13 @@ class TableRows:
         for block, rows in self._sampled_blocks:  # as strings in a CSV file, whether numbers are known yet or not
             table = self._files.read(self.blocks[block], self._columns, None if rows == self.lengths[block] else rows)
             self._raw_targets.append(table[self._columns[-1]])
-            parts.append({name: clean_column(table[name], self._missing) for name in self._columns})
+            parts.append({name: self.find_reader(name).clean(table[name]) for name in self._columns})
         return {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
 
     @cached_property
     def sample_columns(self) -> SampleColumns:
         """The sample, with numbers and dates in one form."""
-        columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
+        columns = {name: self.find_reader(name).rewrite(column) for name, column in self.raw_columns.items()}
         words, (_, classes) = self.count_missing_words(), self._targets
         return SampleColumns(columns, self._name_sample_row, missing_words=words, classes=classes)
 
@@ -441,10 +442,10 @@ class TableRows:
             return ~is_missing(self.raw_columns[target]), []  # the sample has all classes
 
         def learn() -> Any:
-            blocks = (clean_column(files.read(block, [target])[target], self._missing) for block in self.blocks)
-            return find_targets(blocks)
+            reader = self.find_reader(target)
+            return find_targets(reader.clean(files.read(block, [target])[target]) for block in self.blocks)
 
-        form = [files.form, str(files.used.field(target)), files.partitions, self._missing]
+        form = [files.form, str(files.used.field(target)), files.partitions, files.csv.missing]
         absent, classes = files.cache.recall("rows", files.by_split[self.group], form, learn=learn)
         found = np.ones(self._firsts[-1], bool)
         found[absent] = False
@@ -468,33 +469,36 @@ class TableRows:
         counts: Counter[str] = Counter()
         for column in self._raw_targets if self.raw_columns else ():
             if types.is_string(column.type):
-                words = column.filter(compute.is_in(column, value_set=pyarrow.array(self._missing)))
+                words = column.filter(compute.is_in(column, value_set=pyarrow.array(self._files.csv.missing)))
                 counts.update(word for word in words.to_pylist() if word)
         return dict(counts)
 
     def count_other_units(self) -> dict[str, dict[str, int]]:
         """Returns how many numbers of all rows have another unit than their column, by column and unit."""
-        names = [name for name in self._columns if self.forms.get(name, {}).get("unit")]
-        if not names:
+        readers = {name: self.find_reader(name) for name in self._columns if self.forms.get(name, {}).get("unit")}
+        if not readers:
             return {}
 
         def learn() -> dict[str, Counter[str]]:
             if self.learned == self._firsts[-1]:
-                return {name: count_other_units(self.raw_columns[name], self.forms[name]) for name in names}
-            counts = {name: Counter[str]() for name in names}
+                return {name: reader.count_other_units(self.raw_columns[name]) for name, reader in readers.items()}
+            counts = {name: Counter[str]() for name in readers}
             for block in self.blocks:
-                table = self._files.read(block, names)
-                for name in names:
-                    counts[name] += count_other_units(clean_column(table[name], self._missing), self.forms[name])
+                table = self._files.read(block, list(readers))
+                for name, reader in readers.items():
+                    counts[name] += reader.count_other_units(reader.clean(table[name]))
             return counts
 
-        found = self.recall("types", ["units", {name: self.forms[name] for name in names}], learn)
+        found = self.recall("types", ["units", {name: self.forms[name] for name in readers}], learn)
         return {name: counts for name, counts in found.items() if counts}
 
-    def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
-        """Says how columns are converted; rows can be read then."""
-        self._target, self._kinds, self._outputs = target, kinds, outputs
+    def describe(self, target: str, readers: Mapping[str, ColumnReader], outputs: Outputs) -> TableRows:
+        """Says how columns are converted; rows can be read then. `readers` are those of the inputs."""
+        self._target = target
+        self._readers = readers
+        self._outputs = outputs
         targets = tf.TensorSpec(outputs.target_shape, outputs.target_dtype)
+        kinds = {name: reader.kind for name, reader in readers.items()}
         specs = {name: tf.TensorSpec([], tf.float64 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
         self.spec: tuple[Any, ...] = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
@@ -561,7 +565,7 @@ class TableRows:
                 read_rows = files.read(self.blocks[block], names, int(places[-1]) + 1)
                 parts.append(read_rows.take(pyarrow.array(places)))
             table = pyarrow.concat_tables(parts)
-            return {name: clean_column(table[name], self._missing) for name in names}
+            return {name: self.find_reader(name).clean(table[name]) for name in names}
 
         return read
 
@@ -571,14 +575,14 @@ class TableRows:
 
         def read(name: str) -> Any:
             column = self.open_columns([name], "dataset.split.column")(everything)[name]
-            return apply_form(column, self.forms.get(name) if rule.by == "time" else None)
+            return self.find_reader(name).rewrite(column) if rule.by == "time" else column
 
         keys = read_keys(rule, read, self.name)
         is_whole = self.learned == len(everything)
         if not (is_by_target(rule) or (rule.by == "auto" and is_whole and outputs.is_one_class)):
             return keys
         column = self.raw_columns[target] if is_whole else read(target)
-        values = np.ravel(convert_target(apply_form(column, self.forms.get(target)), outputs)[0])
+        values = np.ravel(convert_target(self.find_reader(target).rewrite(column), outputs)[0])
         values = values[self.has_target]
         strata = np.zeros(len(everything), np.int64)
         strata[self.has_target] = find_strata(values, outputs)
@@ -586,8 +590,11 @@ class TableRows:
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
         table = self._files.read(self.blocks[block], self._columns, rows, numbers=numbers)
-        clean = {name: clean_column(table[name], self._missing) for name in self._columns}
-        return {name: apply_form(column, self.forms.get(name)) for name, column in clean.items()}
+        columns: dict[str, Any] = {}
+        for name in self._columns:
+            reader = self.find_reader(name)
+            columns[name] = reader.rewrite(reader.clean(table[name]))
+        return columns
 
     def _choose_sample(self) -> tuple[list[tuple[int, int]], Array]:
         """Returns the blocks of the sample with the number of their first rows in it, and the indices of these rows.
@@ -622,11 +629,10 @@ class TableRows:
 
         targets = take(self._target, *convert_target(columns[self._target], self._outputs))
 
-        def convert(name: str, kind: str) -> tuple[Array, Array]:
-            known = self._words.get(name)
-            return to_texts(columns[name], known) if known else CONVERSIONS[kind](columns[name])
-
-        inputs = {name: take(name, *convert(name, kind), EXPECTED[kind]) for name, kind in self._kinds.items()}
+        inputs: dict[str, Array] = {}
+        for name, reader in self._readers.items():
+            dtype = np.dtype(self.spec[0][name].dtype.as_numpy_dtype)
+            inputs[name] = take(name, *reader.to_array(columns[name], dtype))
         weights = None
         if self._weights is not None:
             weights = take(self._weights, *to_weights(columns[self._weights]))

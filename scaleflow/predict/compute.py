@@ -20,7 +20,7 @@ from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import map_named, name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.reading import Array, InputForm, RowBatch, is_list, is_picture
-from scaleflow.serving.cells import DATE, CellForm
+from scaleflow.serving.cells import DATE, ColumnReader
 from scaleflow.serving.layers import choose_layer, compute_layer
 from scaleflow.serving.reasons import LAYER
 
@@ -185,29 +185,29 @@ def convert_to_inputs(
             found[name] = [read(each) for each in columns.values()]
         else:
             convert = partial(convert_column, spec, can_miss=name in form.filled, problems=problems)
-            found[name] = [convert(column, each, form=form.describe_cells(column)) for column, each in columns.items()]
+            found[name] = [convert(column, each, reader=form.find_reader(column)) for column, each in columns.items()]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
     report.add_problems(problems, rows.first)
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
     for name, parts in found.items():
         for part in parts:
-            units = count_other_units(rows.table, part.name, form.describe_cells(part.name), is_good=is_good)
+            units = count_other_units(rows.table, part.name, form.find_reader(part.name), is_good=is_good)
             report.add_units(part.name, units)
             missing = int((part.is_missing & is_good).sum()) - units.total()
             report.add_missing(part.name, missing, form.filled.get(name))
             if name in form.categories:
-                words, known = part.values[is_good].ravel(), form.cells[name].known
+                words, known = part.values[is_good].ravel(), form.readers[name].known
                 report.add_categories(part.name, words, known, has_rare=name in form.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
 
-def count_other_units(table: Any, name: str, form: CellForm, is_good: Array) -> Counter[str]:
+def count_other_units(table: Any, name: str, reader: ColumnReader, is_good: Array) -> Counter[str]:
     """Counts the numbers of a column, in good rows, whose unit training did not have, by their unit."""
-    if not form.has_unit:  # such as pictures, which have no column of this name
+    if not reader.has_unit:  # such as pictures, which have no column of this name
         return Counter()
-    column = table[name]
-    return form.count_other_units(column if is_good.all() else column.filter(pyarrow.array(is_good)))
+    column = table[name] if is_good.all() else table[name].filter(pyarrow.array(is_good))
+    return reader.count_other_units(reader.clean(column))
 
 
 def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:
@@ -250,7 +250,7 @@ def read_pictures(
 
 
 def convert_column(
-    spec: tf.TensorSpec, name: str, column: Any, form: CellForm, can_miss: bool, problems: list[Problem]
+    spec: tf.TensorSpec, name: str, column: Any, reader: ColumnReader, can_miss: bool, problems: list[Problem]
 ) -> InputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
     count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
@@ -261,8 +261,8 @@ def convert_column(
         problems.append(Problem(name, ~is_whole, lambda row: f"{name} has {lengths[row]} values, expected {size}"))
         if not is_whole.all():
             flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
-    converted, is_unusable, expected = form.convert(flat, np.dtype(spec.dtype.as_numpy_dtype))
-    absent = find_missing(converted, form.kind) & ~is_unusable
+    converted, is_unusable, expected = reader.convert(flat, np.dtype(spec.dtype.as_numpy_dtype))
+    absent = find_missing(converted, reader.kind) & ~is_unusable
     is_bad = is_unusable if can_miss else is_unusable | absent
 
     def explain(row: int) -> str:

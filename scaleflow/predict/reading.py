@@ -16,7 +16,7 @@ from pyarrow import types
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Inputs, LearnedState, name_leaves
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, CellForm, read_forms
+from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, ColumnReader, make_readers
 
 Array = np.ndarray[Any, Any]
 
@@ -250,13 +250,13 @@ class InputForm:
     columns: Mapping[str, Sequence[str]]  # of the rows, for each input
 
     @cached_property
-    def cells(self) -> dict[str, CellForm]:
-        """How the run read the columns that it took for numbers, categories, texts or dates."""
+    def readers(self) -> dict[str, ColumnReader]:
+        """What reads the columns that the run took for numbers, categories, texts or dates."""
         words = {name: to_words(each.learned) or () for name, each in self.state.preprocessing.items()}
-        return read_forms(self.state.reading, words)
+        return make_readers(self.state.reading, words)
 
-    def describe_cells(self, column: str) -> CellForm:
-        return self.cells.get(column) or CellForm(missing=to_words(self.state.reading.get("missing")))
+    def find_reader(self, column: str) -> ColumnReader:
+        return self.readers.get(column) or ColumnReader(missing=to_words(self.state.reading.get("missing")))
 
     @cached_property
     def filled(self) -> dict[str, bool | None]:
@@ -267,14 +267,14 @@ class InputForm:
         for name, each in self.state.preprocessing.items():
             if not each.path.startswith("scaleflow."):  # it may
                 found[name] = None
-            elif self.describe_cells(name).kind in FILLED and isinstance(each.learned, dict):
+            elif self.find_reader(name).kind in FILLED and isinstance(each.learned, dict):
                 found[name] = bool(each.learned.get("missing"))
         return found
 
     @property
     def categories(self) -> list[str]:
         """The inputs that are categories."""
-        return [name for name, form in self.cells.items() if form.kind == CATEGORY]
+        return [name for name, reader in self.readers.items() if reader.kind == CATEGORY]
 
     @property
     def many_words(self) -> Collection[str]:

@@ -1,6 +1,7 @@
 """The cells of tables, files, data frames and JSON become what models take: numbers, texts, dates as they are written.
 
-Training, `scaleflow predict` and the served model use the same functions.
+Training, `scaleflow predict` and the served model read a column with the same `ColumnReader`. What the preprocessing
+learned, such as means and vocabularies, is in the saved model itself.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def rewrite_number(text: str, pattern: re.Pattern[str]) -> str | None:
 def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[str | None]:
     """Returns cells of a column in the form that models take. Others, and missing ones, stay as they are.
 
-    A number with another unit than `form["unit"]` becomes a missing one: see `count_other_units`.
+    A number with another unit than `form["unit"]` becomes a missing one: see `ColumnReader.count_other_units`.
 
     Args:
         cells: the different values of a column.
@@ -107,21 +108,6 @@ def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str | None) -> str |
     if unit is None or parsed[1] in ("", unit):
         return parsed[0]
     return None if unit else cell
-
-
-def count_other_units(column: Any, form: Mapping[str, str] | None) -> Counter[str]:
-    """Counts the numbers of a clean column whose unit is not the one of its form, by their unit.
-
-    They are as unknown categories: a number of another currency or unit says nothing about the one that the column had.
-    A number without a unit has the unit of the form.
-    """
-    counts: Counter[str] = Counter()
-    if form is None or not form.get("unit") or not types.is_string(column.type):
-        return counts
-    for unit, count in count_units(column, form).items():
-        if unit not in ("", form["unit"]):
-            counts[unit] += count
-    return counts
 
 
 def count_units(column: Any, form: Mapping[str, str]) -> Counter[str]:
@@ -160,18 +146,6 @@ def is_missing(column: Any) -> Array:
     """Returns which values are null or NaN: [n] bool."""
     missing: Array = compute.is_null(column, nan_is_null=True).to_numpy()
     return missing
-
-
-def clean_column(column: Any, missing: Sequence[str]) -> Any:
-    """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
-    if types.is_dictionary(column.type):
-        column = compute.cast(column, column.type.value_type)
-    is_text = types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
-    if not is_text:
-        return column
-    text = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string()))
-    is_missing = compute.is_in(text, value_set=pyarrow.array(list(missing), pyarrow.string()))
-    return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
 
 
 def strip_plus(text: Any) -> Any:
@@ -262,15 +236,6 @@ def cast_to_dates(column: Any) -> Any:
     return None
 
 
-def apply_form(column: Any, form: Mapping[str, str] | None) -> Any:
-    """Returns a clean column of strings with its numbers or dates in the one form; others are returned unchanged."""
-    if form is None or not types.is_string(column.type):
-        return column
-    codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
-    words = pyarrow.array(rewrite_cells(codes.dictionary.to_pylist(), form), pyarrow.string())
-    return pyarrow.chunked_array([words.take(codes.indices)])
-
-
 def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
     """Returns the index among the `known` names of each name; None for a name that is not known.
 
@@ -292,14 +257,16 @@ def normalise_name(name: str) -> Decimal | str:
     return name.lower() if name.lower() in ("true", "false") else name
 
 
-#: How the values of a column are converted, by what it is taken for, and what a value is expected to be.
-CONVERSIONS = {NUMBER: to_numbers, CATEGORY: to_texts, TEXT: to_texts, DATE: to_dates}
+#: What a value of a column is expected to be, by what the column is taken for.
 EXPECTED = {NUMBER: "a finite number", CATEGORY: "a word", TEXT: "a text", DATE: "a date"}
 
 
 @dataclass(frozen=True)
-class CellForm:
-    """How a run read the cells of a column."""
+class ColumnReader:
+    """Reads the cells of one column, in training as in `predict` and in the served model.
+
+    `clean`, `rewrite` and `to_array` are the steps of `convert`. Training learns from the results of the first two.
+    """
 
     kind: str | None = None  # what training took the column for; None: it is not known
     missing: Sequence[str] | None = None  # words that mean a missing value; None: text is taken as it is
@@ -311,33 +278,66 @@ class CellForm:
         """Whether the numbers of the column had a unit in training."""
         return self.kind == NUMBER and bool((self.written or {}).get("unit"))
 
-    def count_other_units(self, column: Any) -> Counter[str]:
-        """Counts the numbers whose unit training did not have, by their unit. They become missing numbers."""
-        if not self.has_unit:
-            return Counter()
-        missing = MISSING if self.missing is None else self.missing
-        return count_other_units(clean_column(column, missing), self.written)
-
     def convert(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
         """Converts a column of pyarrow to an array, texts to objects.
 
         Returns also which of the values cannot be converted, [n] bool, and what is expected.
         """
-        missing = MISSING if self.missing is None else self.missing
-        if self.kind in CONVERSIONS:
-            column = apply_form(clean_column(column, missing), self.written)
-            if self.kind != NUMBER:
-                converted = to_texts(column, self.known) if self.known else CONVERSIONS[self.kind](column)
-                return *converted, EXPECTED[self.kind]
-        if dtype.kind != "O":
-            return fit_numbers(*read_numbers(clean_column(column, missing), dtype), dtype)
-        if types.is_timestamp(column.type) or types.is_date(column.type):
+        takes_any_text = self.kind is None and self.missing is None and dtype.kind == "O"
+        if not takes_any_text:
+            column = self.rewrite(self.clean(column))
+        return self.to_array(column, dtype)
+
+    def clean(self, column: Any) -> Any:
+        """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
+        if types.is_dictionary(column.type):
+            column = compute.cast(column, column.type.value_type)
+        is_text = (
+            types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
+        )
+        if not is_text:
+            return column
+        text = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string()))
+        words = MISSING if self.missing is None else self.missing
+        is_missing = compute.is_in(text, value_set=pyarrow.array(list(words), pyarrow.string()))
+        return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
+
+    def rewrite(self, column: Any) -> Any:
+        """Returns a clean column of strings with its numbers or dates in the one form; others stay as they are."""
+        if self.written is None or not types.is_string(column.type):
+            return column
+        codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
+        words = pyarrow.array(rewrite_cells(codes.dictionary.to_pylist(), self.written), pyarrow.string())
+        return pyarrow.chunked_array([words.take(codes.indices)])
+
+    def to_array(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
+        """Converts a column that `rewrite` returns, as `convert` does."""
+        if self.kind in (CATEGORY, TEXT):
+            return *to_texts(column, self.known), EXPECTED[self.kind]
+        is_date = types.is_timestamp(column.type) or types.is_date(column.type)
+        if self.kind == DATE or (dtype.kind == "O" and is_date):
             return *to_dates(column), EXPECTED[DATE]
-        return *to_texts(column if self.missing is None else clean_column(column, missing)), EXPECTED[TEXT]
+        if dtype.kind == "O":
+            return *to_texts(column), EXPECTED[TEXT]
+        return fit_numbers(*read_numbers(column, dtype), dtype)
+
+    def count_other_units(self, column: Any) -> Counter[str]:
+        """Counts the numbers of a clean column whose unit training did not have, by their unit.
+
+        They become missing numbers: a number of another currency or unit says nothing about the one that the column
+        had. A number without a unit has the one of the column.
+        """
+        counts: Counter[str] = Counter()
+        if self.written is None or not self.written.get("unit") or not types.is_string(column.type):
+            return counts
+        for unit, count in count_units(column, self.written).items():
+            if unit not in ("", self.written["unit"]):
+                counts[unit] += count
+        return counts
 
 
-def read_forms(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, CellForm]:
-    """Returns how a run read the cells of the columns that are inputs; none if its source describes them otherwise.
+def make_readers(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, ColumnReader]:
+    """Returns the readers of the columns that are inputs; none if the source describes its reading otherwise.
 
     Args:
         reading: how its source read its files, as the record of the run says.
@@ -345,11 +345,12 @@ def read_forms(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str
     """
     kinds, written = (each if isinstance(each, dict) else {} for each in map(reading.get, ("columns", "forms")))
     missing = reading.get("missing")
-    return {
-        name: CellForm(kind, missing, written.get(name), known=words.get(name, ()) if kind == CATEGORY else ())
-        for name, kind in kinds.items()
-        if kind in [*CONVERSIONS]
-    }
+    readers: dict[str, ColumnReader] = {}
+    for name, kind in kinds.items():
+        if kind in [*EXPECTED]:  # it may be of any type
+            known = words.get(name, ()) if kind == CATEGORY else ()
+            readers[name] = ColumnReader(kind, missing, written.get(name), known)
+    return readers
 
 
 def read_numbers(column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -372,7 +373,7 @@ def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Ar
         is_bad = is_bad | (numbers != np.floor(numbers)) if is_float else is_bad
         return np.where(is_bad, 0, numbers).astype(dtype), is_bad, f"a whole number ({dtype.name})"
     with np.errstate(over="ignore"):
-        converted = numbers.astype(dtype)
+        converted = numbers.astype(dtype, copy=False)
     return converted, is_bad | np.isinf(converted), "true or false" if dtype.kind == "b" else EXPECTED[NUMBER]
 
 

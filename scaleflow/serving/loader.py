@@ -17,7 +17,7 @@ import pandas as pd
 import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
-from scaleflow.serving.cells import CellForm, describe_units, fit_numbers, gather_cells, read_forms, write_cell
+from scaleflow.serving.cells import ColumnReader, describe_units, fit_numbers, gather_cells, make_readers, write_cell
 from scaleflow.serving.layers import choose_layer, compute_layer, read_specs
 from scaleflow.serving.prediction_columns import make_prediction_columns, make_probability_columns
 from scaleflow.serving.reasons import LAYER, Explainer
@@ -30,8 +30,8 @@ PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabili
 #: What the record of an earlier version does not say of an output.
 UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold", "levels"))
 
-#: The cells of a model whose run read no table.
-PLAIN = CellForm()
+#: Reads the cells of a model whose run read no table.
+PLAIN = ColumnReader()
 
 #: How files of JPEG, PNG, BMP and GIF begin.
 MAGIC = (b"\xff\xd8", b"\x89PNG", b"BM", b"GIF8")
@@ -51,7 +51,7 @@ class SavedModel:
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
         self._loaded, self._keras_file = tf.saved_model.load(folder), Path(folder).with_name("model.keras")
         words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
-        self._cells = read_forms(learned.get("reading", {}), words)
+        self._readers = make_readers(learned.get("reading", {}), words)
         self._outputs: dict[str, Any] = {
             each["name"]: SimpleNamespace(**{**UNDECIDED, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())
@@ -104,7 +104,7 @@ class SavedModel:
         """Returns an input, read as in training; a picture is the bytes of its file."""
         if name in self._pictures:
             return tf.constant([to_picture(each) for each in read_values(given).ravel()], tf.string)
-        return to_tensor(spec, given, name, form=self._cells.get(name, PLAIN))
+        return to_tensor(spec, given, name, reader=self._readers.get(name, PLAIN))
 
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
@@ -221,7 +221,7 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
     return {key: nest(part, tensors, start + key) for key, part in specs.items()}
 
 
-def to_tensor(spec: tf.TensorSpec, given: Any, name: str, form: CellForm = PLAIN) -> tf.Tensor:
+def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader = PLAIN) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
     size, rows, dtype = math.prod(spec.shape[1:]), len(given), np.dtype(spec.dtype.as_numpy_dtype)
     values = flatten_cells(read_values(given), rows, size, name=name)
@@ -229,8 +229,9 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str, form: CellForm = PLAIN
         converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
     else:
         cells = gather_cells(values)
-        converted, is_bad, expected = form.convert(cells, dtype)
-        if units := form.count_other_units(cells):
+        converted, is_bad, expected = reader.convert(cells, dtype)
+        units = reader.count_other_units(reader.clean(cells)) if reader.has_unit else None
+        if units:
             logger.warning(
                 "%s: %d numbers have units that training did not have: %s; they count as missing",
                 name,

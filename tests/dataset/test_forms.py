@@ -12,7 +12,7 @@ import pytest
 from scaleflow.dataset.tables.kinds import is_like_values
 from scaleflow.dataset.tables.values import describe_bare_numbers, find_forms, infer_type
 from scaleflow.errors import ConfigError
-from scaleflow.serving.cells import apply_form, count_other_units
+from scaleflow.serving.cells import ColumnReader
 
 VALUES = np.random.default_rng(0).normal(0, 3000, 60).round(2)
 
@@ -30,7 +30,9 @@ def read(words: Sequence[str | None], **options: Any) -> list[str | None]:
     import pyarrow
 
     columns = {"x": pyarrow.chunked_array([pyarrow.array(words, pyarrow.string())])}
-    rewritten: list[str | None] = apply_form(columns["x"], find_forms(columns, **options).get("x")).to_pylist()
+    rewritten: list[str | None] = (
+        ColumnReader(written=find_forms(columns, **options).get("x")).rewrite(columns["x"]).to_pylist()
+    )
     return rewritten
 
 
@@ -102,7 +104,7 @@ def test_other_columns_of_the_file_decide() -> None:
     columns = {"a": ["1,163", "2,500"], "b": ["1.163", "12.500"], "c": ["12,5", "3,75"]}
     tables = {name: pyarrow.chunked_array([words]) for name, words in columns.items()}
     forms = find_forms(tables)
-    assert [apply_form(tables[name], forms[name]).to_pylist() for name in columns] == [
+    assert [ColumnReader(written=forms[name]).rewrite(tables[name]).to_pylist() for name in columns] == [
         *(["1.163", "2.500"], ["1163", "12500"], ["12.5", "3.75"])
     ]
     del tables["c"]
@@ -198,22 +200,25 @@ def test_a_unit_that_training_did_not_have_is_no_number(words: Sequence[str], un
     column = pyarrow.chunked_array([words])
     form = find_forms({"x": column})["x"]
     assert form["unit"] == unit
-    assert None not in apply_form(column, form).to_pylist()
-    assert count_other_units(column, form) == {}
+    assert None not in ColumnReader(written=form).rewrite(column).to_pylist()
+    assert ColumnReader(written=form).count_other_units(column) == {}
     unknown = pyarrow.chunked_array([[*others, words[0], None, "word"]])
-    *read_others, known, missing, text = apply_form(unknown, form).to_pylist()
+    *read_others, known, missing, text = ColumnReader(written=form).rewrite(unknown).to_pylist()
     assert (read_others, missing, text) == ([None] * len(others), None, "word")
-    assert known == apply_form(column, form).to_pylist()[0]
-    assert count_other_units(unknown, form).total() == len(others)
+    assert known == ColumnReader(written=form).rewrite(column).to_pylist()[0]
+    assert ColumnReader(written=form).count_other_units(unknown).total() == len(others)
     earlier = {name: value for name, value in form.items() if name != "unit"}  # as earlier versions recorded it
-    assert None not in apply_form(unknown, earlier).to_pylist()[: len(others)]
+    assert None not in ColumnReader(written=earlier).rewrite(unknown).to_pylist()[: len(others)]
 
 
 def test_a_unit_is_no_number_if_training_had_none() -> None:
     import pyarrow
 
     form = find_forms({"x": pyarrow.chunked_array([["1,5", "2,25"]])})["x"]
-    assert (form["unit"], apply_form(pyarrow.chunked_array([["1,5", "2,25 €"]]), form).to_pylist()) == (
+    assert (
+        form["unit"],
+        ColumnReader(written=form).rewrite(pyarrow.chunked_array([["1,5", "2,25 €"]])).to_pylist(),
+    ) == (
         "",
         ["1.5", "2,25 €"],
     )
@@ -231,7 +236,7 @@ def test_columns_with_several_units_are_refused() -> None:
         find_forms(columns)
     assert "dataset.numeric" not in str(refusal.value)
     form = find_forms(columns, numeric=["x"], inputs=["x"])["x"]
-    assert apply_form(columns["x"], form).to_pylist()[-2:] == ["19.25", None]
+    assert ColumnReader(written=form).rewrite(columns["x"]).to_pylist()[-2:] == ["19.25", None]
 
 
 def test_numbers_with_a_unit_in_some_rows_only_are_noted() -> None:

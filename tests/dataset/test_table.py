@@ -161,15 +161,15 @@ def check_doors(source: Any, frame: Any) -> None:
     import pyarrow
     import tensorflow as tf
 
-    from scaleflow.serving.cells import CellForm
+    from scaleflow.serving.cells import ColumnReader
     from scaleflow.serving.loader import to_tensor
 
     for name, trained in arrays(source).inputs.items():
         spec = tf.TensorSpec([None], source.inputs[name].dtype)
         column = pyarrow.chunked_array([pyarrow.array(frame[name])])
-        form = CellForm(source.reading["columns"][name], [""], source.reading["forms"].get(name))
-        predicted, is_bad, _ = form.convert(column, np.dtype(spec.dtype.as_numpy_dtype))
-        served = to_tensor(spec, frame[name], name, form).numpy()
+        reader = ColumnReader(source.reading["columns"][name], [""], source.reading["forms"].get(name))
+        predicted, is_bad, _ = reader.convert(column, np.dtype(spec.dtype.as_numpy_dtype))
+        served = to_tensor(spec, frame[name], name, reader).numpy()
         plain = [each.decode() if isinstance(each, bytes) else each for each in served.tolist()]
         assert not is_bad.any()
         assert predicted.tolist() == trained.tolist() == plain, name
@@ -177,6 +177,104 @@ def check_doors(source: Any, frame: Any) -> None:
 
 def test_tables_are_read_as_people_write_them(isolated: Callable[..., Any], tmp_path: Path) -> None:
     isolated(compare_written, tmp_path)
+
+
+#: Ordinary cells of columns, from which a table learns, and strange ones.
+ORDINARY: dict[str, Callable[[int], str]] = {
+    "price": lambda n: f"{n + 1}.163,{n % 90 + 10} €",
+    "size": lambda n: f"{n / 4 + 0.3:.2f}",
+    "day": lambda n: f"{n % 28 + 1:02}.01.2024",
+    "town": lambda n: str(n % 3),
+}
+STRANGE = {
+    "price": [
+        " 12,5 € ",
+        "(3,00 €)",
+        "\u22127",
+        "5-",
+        "EUR 8",
+        "$9",
+        "1%",
+        "NA",
+        "?",
+        "1.2.3",
+        "word",
+        "1e3",
+        "1,5e400",
+    ],
+    "size": ["+5", ".5", " 7 ", "1e400", "nan", "TRUE", "false", "0x1F", "1,5", "007", "1E2", "-0", "inf"],
+    "day": ["31.02.2024", "1.2.2024", "2024-01-31", "2024-01-31T12:00:00+01:00", "soon", "NA", " 01.02.2024 ", "45000"],
+    "town": ["1.0", "True", "NA", " 2 ", "\uff12", "", "Ulm", "1e0", "0.10"],
+}
+
+
+def read_strange_cells(folder: Path) -> None:
+    """Training, `predict` and the logged model read the same cells, and refuse the same ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    count = max(map(len, STRANGE.values()))
+    cells = {name: [make(n) for n in range(60)] + STRANGE[name] for name, make in ORDINARY.items()}
+    columns = {name: values + values[:1] * (60 + count - len(values)) for name, values in cells.items()}
+    rows = zip(*columns.values(), range(60 + count), strict=True)
+    with (folder / "strange.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[*columns, "y"], *rows])
+    source = make(folder / "strange.csv", "y", test=0.0, learn_on=60, numeric=["price"], categorical=["town"])
+    kinds = {"price": "numbers", "size": "numbers", "day": "dates", "town": "categories"}
+    assert source.reading["columns"] == kinds
+    check_readers(source, {name: pyarrow.array(values) for name, values in columns.items()})
+
+    words = ["Ulm", " Ulm ", "NA", None] * 15
+    moment = datetime.datetime(2024, 1, 31, 12, 30, 1, 999_999)
+    typed = {
+        "exact": pyarrow.array([decimal.Decimal("0.10"), None, decimal.Decimal("-7.25")] * 20),
+        "yes": pyarrow.array([True, False, None] * 20),
+        "small": pyarrow.array([-128, 127, None] * 20, pyarrow.int8()),
+        "large": pyarrow.array([2**53 + 1, -(2**62), 0] * 20),
+        "half": pyarrow.array(np.array([0.1, 65504, np.nan] * 20, np.float16)),
+        "dictionary": pyarrow.array(words).dictionary_encode(),
+        "long": pyarrow.array(words, pyarrow.large_string()),
+        "zone": pyarrow.array([moment, None, moment] * 20, pyarrow.timestamp("us", "Europe/Berlin")),
+        "date": pyarrow.array([datetime.date(2024, 2, 29), None, datetime.date(1, 1, 1)] * 20),
+    }
+    parquet.write_table(pyarrow.table({**typed, "y": pyarrow.array(range(60))}), folder / "typed.parquet")
+    check_readers(make(folder / "typed.parquet", "y", test=0.0), typed)
+
+
+def check_readers(source: Any, columns: dict[str, Any]) -> None:
+    """Compares the rows of a table with what its readers make of the same columns in `predict` and a logged model."""
+    import pyarrow
+    import tensorflow as tf
+    from mlflow.exceptions import MlflowException
+
+    from scaleflow.serving.cells import make_readers
+    from scaleflow.serving.loader import to_tensor
+
+    rows = source.load("train").reader
+    trained, faults = rows.read(0)
+    words = {name: sorted(set(trained.inputs[name])) for name in columns if source.inputs[name].dtype == "string"}
+    readers = make_readers(source.reading, words)
+    is_refused = np.zeros(len(trained.targets), bool)
+    for name, column in columns.items():
+        dtype = trained.inputs[name].dtype
+        predicted, is_bad, _ = readers[name].convert(pyarrow.chunked_array([column]), dtype)
+        np.testing.assert_array_equal(predicted, trained.inputs[name], name)
+        is_refused |= is_bad
+        spec = tf.TensorSpec([None], source.inputs[name].dtype)
+        cells = column.to_pandas()
+        for row, value in enumerate(trained.inputs[name]):
+            try:
+                (served,) = to_tensor(spec, cells[row : row + 1], name, readers[name]).numpy()
+            except MlflowException:
+                assert is_bad[row], (name, row)
+                continue
+            assert not is_bad[row], (name, row)
+            np.testing.assert_equal(served.decode() if isinstance(served, bytes) else served, value, f"{name}, {row}")
+    assert sorted(faults) == np.flatnonzero(is_refused).tolist()
+
+
+def test_strange_cells_are_read_alike_in_training_and_in_serving(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    isolated(read_strange_cells, tmp_path)
 
 
 def read_several_units(folder: Path) -> list[Any]:

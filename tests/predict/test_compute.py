@@ -105,10 +105,10 @@ def read_codes() -> list[Any]:
     """Categories that training had as 1, 2 and 007, in cells of other types, for `predict` and for the served model."""
     import tensorflow as tf
 
-    from scaleflow.serving.cells import read_forms
+    from scaleflow.serving.cells import make_readers
     from scaleflow.serving.loader import to_tensor
 
-    form = read_forms({"columns": {"x": "categories"}}, {"x": ["1", "2", "007"]})["x"]
+    form = make_readers({"columns": {"x": "categories"}}, {"x": ["1", "2", "007"]})["x"]
     cells = [[1.0, None, 7.0], ["1", " NA ", "7"], [1, 3, 7]]
     served = [
         to_tensor(tf.TensorSpec([None], tf.string), each, "x", form).numpy().astype(str).tolist() for each in cells
@@ -143,7 +143,7 @@ def read_units() -> list[Any]:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    served = to_tensor(spec, cells[:-1], "x", inputs.describe_cells("x")).numpy()
+    served = to_tensor(spec, cells[:-1], "x", inputs.find_reader("x")).numpy()
     return [predicted["x"], served, list(report.describe(1, False))[2:], said]
 
 
@@ -211,10 +211,10 @@ def test_what_libjpeg_writes_is_not_shown(isolated: Callable[..., Any], tmp_path
 
 
 def test_an_own_dataset_may_describe_its_reading_with_the_words_of_a_table() -> None:
-    from scaleflow.serving.cells import read_forms
+    from scaleflow.serving.cells import make_readers
 
     for kinds in (3, ["x"], {"x": 3}, {"x": ["numbers"]}, {"x": "waves"}):
-        assert read_forms({"columns": kinds, "forms": 5, "missing": 7}, {}) == {}, kinds
+        assert make_readers({"columns": kinds, "forms": 5, "missing": 7}, {}) == {}, kinds
 
 
 def test_categories_that_are_written_in_another_way_are_known(isolated: Callable[..., Any]) -> None:

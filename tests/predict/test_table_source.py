@@ -22,7 +22,7 @@ from scaleflow.predict.chunks import Chunk, PredictionTask
 from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import InputForm, RowBatch, divide_rows, match_columns
-from scaleflow.serving.cells import CellForm
+from scaleflow.serving.cells import ColumnReader
 from scaleflow.tracking.saved_models import drop_unfit_names
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
@@ -301,16 +301,16 @@ STATE = LearnedState(
 def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_says() -> None:
     form = InputForm(STATE, {})
     assert (form.filled, form.categories) == ({"age": False, "sold": True, "own": None}, ["town"])
-    assert form.describe_cells("town") == CellForm("categories", ["-"], None, ("Aa", "Bb"))
-    assert form.describe_cells("raw") == CellForm(missing=("-",))
+    assert form.find_reader("town") == ColumnReader("categories", ["-"], None, ("Aa", "Bb"))
+    assert form.find_reader("raw") == ColumnReader(missing=("-",))
     options = {"_target_": "scaleflow.dataset.table.Table", "columns": ["age"], "missing": ["x"]}
     early = LearnedState(Inputs(()), STATE.outputs, source=options["_target_"], reading=options)
-    assert (InputForm(early, {}).filled, InputForm(early, {}).describe_cells("age")) == (
+    assert (InputForm(early, {}).filled, InputForm(early, {}).find_reader("age")) == (
         {"": None},
-        CellForm(missing=("x",)),
+        ColumnReader(missing=("x",)),
     )
     other = InputForm(LearnedState(Inputs(()), STATE.outputs, reading={"missing": 3, "columns": {"age": 3}}), {})
-    assert (other.filled, other.describe_cells("age")) == ({}, CellForm())
+    assert (other.filled, other.find_reader("age")) == ({}, ColumnReader())
 
 
 def test_names_that_do_not_fit_an_output_are_not_used() -> None:

@@ -164,7 +164,7 @@ TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
 class SampleColumns:
     """The columns of the rows that are learned from."""
 
-    columns: Mapping[str, Any]  # by name, as `clean_column` returns them; the types of strings are inferred
+    columns: Mapping[str, Any]  # by name, as `ColumnReader.clean` returns them; the types of strings are inferred
     place: Callable[[int], str]  # names a row by its index
     #: How often the target has each word of `dataset.missing`
     missing_words: Mapping[str, int] = field(default_factory=dict)
@@ -243,7 +243,7 @@ def describe_missing_words(words: Mapping[str, int]) -> str:
 
 
 def find_uselessness(column: Any, rows: Array | None) -> str | None:
-    """Returns why a column, as `clean_column` returns it, tells nothing; None if it may tell something.
+    """Returns why a column, as `ColumnReader.clean` returns it, tells nothing; None if it may tell something.
 
     Args:
         column: of the rows that are learned from.
@@ -456,7 +456,7 @@ def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierS
 
     Args:
         outputs: of the table.
-        column: the target, as `clean_column` returns it.
+        column: the target, as `ColumnReader.clean` returns it.
         is_seen: which of the rows are not those of the test split, [n] bool.
         earlier: what an earlier run learned.
     """
@@ -477,7 +477,7 @@ def find_classes(rows: SampleColumns, target: str) -> list[str]:
 def find_targets(blocks: Iterable[Any]) -> tuple[list[int], list[str] | None]:
     """Returns the indices of the rows without a target, and the different targets as classes; None if these are many.
 
-    `blocks` has the target of all rows, as `clean_column` returns it.
+    `blocks` has the target of all rows, as `ColumnReader.clean` returns it.
     """
     absent: list[int] = []
     classes: set[str] = set()

@@ -186,7 +186,7 @@ def find_forms(
     """Returns the forms of the columns whose numbers or dates are not written as in Python.
 
     Args:
-        columns: as `clean_column` returns them. Only columns of strings are read.
+        columns: as `ColumnReader.clean` returns them. Only columns of strings are read.
         decimal, thousands, dates: what the user says about it.
         known: the forms of other columns, from an earlier run.
         numeric: columns that the user takes for numbers. Numbers with a rare unit are missing there.
