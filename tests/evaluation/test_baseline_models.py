@@ -23,12 +23,17 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, make_models
+from scaleflow.evaluation.fit_baselines import fit_and_write
 from scaleflow.interfaces import BOOSTING, FAILED_FIT, Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
-from scaleflow.worker.baseline_process import BaselineProcess, fit_and_write, fit_meanwhile
+from scaleflow.worker.baseline_process import BaselineProcess, fit_meanwhile
 from tests.launcher.test_supervisor import wait_for
+
+
+def fit_here(files: RunFolder) -> None:
+    fit_and_write(files.baseline_data, files.baselines, files.baseline_outputs)
 
 
 def draw(classes: int) -> BaselineData:
@@ -103,12 +108,12 @@ def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
 def test_the_process_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
     files = RunFolder(tmp_path)
     draw(0).save(files.baseline_data)
-    fit_and_write(files)
+    fit_here(files)
     assert set(json.loads(files.baselines.read_text())) >= {"boosting/rmse", "linear/r2"}
     assert not files.baseline_data.exists()
     files.baseline_data.write_bytes(b"no rows")
     files.baselines.unlink()
-    fit_and_write(files)
+    fit_here(files)
     assert list(json.loads(files.baselines.read_text())) == [FAILED_FIT], "a failure leaves the run without baselines"
     assert not files.baseline_data.exists()
 
@@ -203,16 +208,16 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
 IMPORTED = """
 import sys
 from pathlib import Path
-from scaleflow.runs import RunFolder
-from scaleflow.worker import baseline_process
-baseline_process.fit_and_write(RunFolder(Path(sys.argv[1])))
-print({"tensorflow", "keras", "mlflow", "sklearn"} & {*sys.modules})
+from scaleflow.evaluation.fit_baselines import fit_and_write
+fit_and_write(*(Path(path) for path in sys.argv[1:]))
+print({"tensorflow", "keras", "mlflow", "omegaconf", "sklearn"} & {*sys.modules})
 """
 
 
 def test_the_process_imports_no_tensorflow(tmp_path: Path) -> None:
-    draw(0).save(RunFolder(tmp_path).baseline_data)
-    done = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    names = [str(tmp_path / name) for name in ("rows.npz", "metrics.json", "outputs.npz")]
+    draw(0).save(tmp_path / "rows.npz")
+    done = subprocess.run([sys.executable, "-c", IMPORTED, *names], capture_output=True, text=True, timeout=120)
     assert done.stdout == "{'sklearn'}\n", done.stderr
 
 
@@ -248,7 +253,7 @@ def measure_asked(folder: Path) -> dict[str, dict[str, float]]:
     for kind, classes, shape, names in (("binary", 2, (1,), ["auc"]), ("classification", 3, (3,), ["f1"])):
         files, events = RunFolder(folder), list[Event]()
         replace(draw(classes), keeps_outputs=True).save(files.baseline_data)
-        fit_and_write(files)
+        fit_here(files)
         loader = objective.Loader(locate_target, bind_target)
         goal = objective.make_objective(Outputs(kind, shape), ObjectiveOptions(metrics=names), loader=loader)
         report_baselines(files, BaselineProcess(None), events.append, lambda: False, objective=goal)

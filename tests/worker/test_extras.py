@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.evaluation.fit_baselines import fit_and_write
 from scaleflow.interfaces import FAILED_FIT, Inputs, Outputs
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.runs import RunFolder
-from scaleflow.worker.baseline_process import fit_and_write
 
 #: What a note names, by the function of the worker that makes the extra.
 EXTRAS = {
@@ -125,6 +125,6 @@ def test_baselines_that_cannot_be_fitted_say_why(tmp_path: Path, monkeypatch: py
     data = baseline_models.BaselineData(*(np.zeros((4, 2)), np.zeros(4)) * 2, classes=0)
     data.save(files.baseline_data)
     monkeypatch.setattr(baseline_models, "fit_baselines", fail)
-    fit_and_write(files)
+    fit_and_write(files.baseline_data, files.baselines, files.baseline_outputs)
     assert not files.baseline_data.exists()
     assert json.loads(files.baselines.read_text())[FAILED_FIT].startswith("MemoryError: no memory")
