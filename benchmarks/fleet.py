@@ -51,6 +51,7 @@ from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder, RunSpec
 from scaleflow.tracking.store import MlflowTracker
+from scaleflow.worker.tasks import TrainModel
 
 Kind = Literal["finish", "kill", "stop"]
 
@@ -293,7 +294,7 @@ class Drive:
             (folder / "display.txt").open("w") as output,
             start_fork_server(module="benchmarks.fleet_worker") as server,
         ):
-            spec = RunSpec(plan, folder / "run", time.time(), server=server)
+            spec = RunSpec(plan, folder / "run", time.time(), TrainModel(), server=server)
             self._host = TimedHost(server)
             with catch_stop_signals() as stop:
                 recorder = Recorder(EventTransfer(tracker, spec.events))

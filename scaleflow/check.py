@@ -42,10 +42,11 @@ from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printa
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.runs import DataCheckSpec, RunSpec
+from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
+from scaleflow.worker.check import CheckData
 
 #: The levels of findings, the least first; those from the second one on make the exit code 1.
 LEVELS, LEVEL = ("hint", "drift", "fault"), "drift"
@@ -121,7 +122,7 @@ def look_at_data(
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder:
         page = Path(folder) / REPORT
-        spec = RunSpec(plan, Path(folder), time.time(), evaluation=DataCheckSpec(str(page), examples, schema))
+        spec = RunSpec(plan, Path(folder), time.time(), CheckData(str(page), examples, schema))
         try:
             events = supervise_worker(spec, stop, display)
         except RunError as error:

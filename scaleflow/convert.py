@@ -17,7 +17,6 @@ Exit code: 0 all formats are good; 1 a format is not, or it failed; 2 the comman
 """
 
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +43,6 @@ from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
-from scaleflow.runs import RunSpec
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
 from scaleflow.worker.export import export_formats, make_format_table
@@ -80,8 +78,7 @@ def convert_tracked_model(
     check_formats(plan.export.formats)
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as folder:
         exported = download_exported(run.tracker, run.model, Path(folder))
-        spec = RunSpec(plan, Path(folder), time.time())
-        formats = export_formats(spec, exported, display.show_event, should_stop=stop.is_set)
+        formats = export_formats(plan, exported, display.show_event, log=Path(folder, "log"), should_stop=stop.is_set)
         stop.check()
         display.begin_phase("recording the formats in MLflow")
         try:

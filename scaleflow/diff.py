@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
+from scaleflow.commands.tracked_run import make_evaluation_task, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import COMPARE
@@ -74,8 +74,8 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             run = Run.find(named, Tracking(uri=options.uri))
             words = run.complete(CommandWords(run_id=named, trusted=options.trust, line=line))
             plan = make_plan_on(options.on, run, words, policy=COMPARE)
-            spec = make_evaluation_spec(run, words, plan, folder=folder, named=run)
-            events = run_evaluation(plan, spec, folder, stop=stop, display=display)
+            task = make_evaluation_task(run, words, plan, folder=folder, named=run)
+            events = run_evaluation(plan, task, folder, stop=stop, display=display)
             points = {
                 f"{ALL}/{name}": [(event.step, value)]
                 for event in events

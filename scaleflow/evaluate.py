@@ -55,13 +55,13 @@ from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
-from scaleflow.runs import EvaluationSpec, RunSpec
+from scaleflow.runs import RunSpec
 from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.reuse import complete_command
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
-from scaleflow.worker.evaluate import ALL, SPLITS
+from scaleflow.worker.evaluate import ALL, SPLITS, EvaluateModel
 
 #: The arguments of scaleflow's datasets that say which data they read.
 DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
@@ -110,7 +110,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
     plan = take_costs(make_evaluation_plan(composed, takes_all), run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
-        evaluation = EvaluationSpec(
+        task = EvaluateModel(
             str(download_model(run.tracker, run.model, Path(folder))),
             run.model.run_id,
             split,
@@ -119,7 +119,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
             is_new=is_new,
             counts_unknown=flags.unknown_classes == "count",
         )
-        events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
+        events = supervise_worker(RunSpec(plan, Path(folder), began, task), stop, display)
         return record_evaluation(run, events, display, is_new=is_new)
 
 

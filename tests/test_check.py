@@ -115,8 +115,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     from PIL import Image
 
     from scaleflow.check import make_check_plan
-    from scaleflow.runs import DataCheckSpec
-    from scaleflow.worker.check import look_at_dataset
+    from scaleflow.worker.check import CheckData, look_at_dataset
 
     random = np.random.default_rng(0)
     for name in ("ant", "bee"):
@@ -150,7 +149,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     for name, words in kinds.items():
         events: list[Any] = []
         page = folder / f"{name}.html"
-        look_at_dataset(make_check_plan(words, (), 5000), DataCheckSpec(str(page), 5000), events.append)
+        look_at_dataset(make_check_plan(words, (), 5000), CheckData(str(page), 5000), events.append)
         (checked,) = (each for each in events if isinstance(each, DataChecked))
         found[name] = (
             [each["rule"] for each in checked.findings if each["level"] != "hint"],

@@ -34,10 +34,11 @@ def options(group: str) -> list[str]:
 
 def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     from scaleflow.runs import RunSpec
-    from scaleflow.worker.train import run_worker
+    from scaleflow.worker.process import run_worker
+    from scaleflow.worker.tasks import TrainModel
 
     events: list[dict[str, Any]] = []
-    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
+    run_worker(RunSpec(plan, folder, time.time(), TrainModel()), lambda event: events.append(to_fields(event)), bool)
     return events
 
 

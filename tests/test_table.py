@@ -220,11 +220,12 @@ def work_here(runs: Mapping[str, tuple[Plan, Path]]) -> list[list[dict[str, Any]
 
 def events_here(cell: str, plan: Plan, folder: Path) -> list[dict[str, Any]]:
     from scaleflow.runs import RunSpec
-    from scaleflow.worker.train import run_worker
+    from scaleflow.worker.process import run_worker
+    from scaleflow.worker.tasks import TrainModel
 
     print(cell, flush=True)  # the last one is where it failed
     events: list[dict[str, Any]] = []
-    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
+    run_worker(RunSpec(plan, folder, time.time(), TrainModel()), lambda event: events.append(to_fields(event)), bool)
     return events
 
 

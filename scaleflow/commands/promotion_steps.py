@@ -13,7 +13,7 @@ import pyarrow
 from scaleflow.commands.tracked_run import (
     find_run,
     make_evaluation_plan,
-    make_evaluation_spec,
+    make_evaluation_task,
     make_plan_on,
     run_evaluation,
     show_notes,
@@ -377,12 +377,12 @@ class Candidate:
         With the plan that the model was `trained` with, the worker also says which rows it was trained on.
         """
         folder.mkdir()
-        spec = make_evaluation_spec(run, self.words, self.plan, folder=folder, named=self.run)
-        known = read_learned_state(Path(spec.model).parent)
+        task = make_evaluation_task(run, self.words, self.plan, folder=folder, named=self.run)
+        known = read_learned_state(Path(task.model).parent)
         counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), known)
         split = ALL if self.on else SPLIT
-        spec = replace(spec, split=split, counts_unknown=counts_unknown, trained=trained)
-        run_evaluation(self.plan, spec, folder, stop=self.stop, display=self.display)
+        task = replace(task, split=split, counts_unknown=counts_unknown, trained=trained)
+        run_evaluation(self.plan, task, folder, stop=self.stop, display=self.display)
         return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 
 

@@ -23,14 +23,14 @@ from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
-from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
+from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.reuse import complete_command, find_store_options
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import download_model
-from scaleflow.worker.evaluate import ALL
-from scaleflow.worker.train import run_worker
+from scaleflow.worker.evaluate import ALL, EvaluateModel
+from scaleflow.worker.process import run_worker
 
 
 def add_run_id(parser: argparse.ArgumentParser) -> None:
@@ -144,21 +144,21 @@ def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Pl
     return take_costs(make_evaluation_plan(run.reuse_config(words, policy), takes_all=True), run)
 
 
-def make_evaluation_spec(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:
+def make_evaluation_task(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluateModel:
     """Downloads the model of a run into a folder, and returns its evaluation on all examples of the plan's data.
 
     The words are the command, of which a message says what to trust; `named` is the run that they name.
     """
     command = complete_command(named.config, plan.trusted_modules or (), words)
     model = download_model(run.tracker, run.model, folder)
-    return EvaluationSpec(str(model), str(run.model_uri), ALL, precision=False, command=command, is_new=True)
+    return EvaluateModel(str(model), str(run.model_uri), ALL, precision=False, command=command, is_new=True)
 
 
-def run_evaluation(plan: Plan, spec: EvaluationSpec, folder: Path, stop: StopRequest, display: Display) -> list[Event]:
+def run_evaluation(plan: Plan, task: EvaluateModel, folder: Path, stop: StopRequest, display: Display) -> list[Event]:
     """Evaluates a model in a folder, and keeps its predictions there, without a report."""
     options = {"name": "default", "slices": None, "worst": 0, "intervals": 0, "importance": 0}
     plan = set_values(plan, {f"evaluation.{key}": value for key, value in options.items()})
-    return supervise_worker(RunSpec(plan, folder, time.time(), evaluation=spec), stop, display)
+    return supervise_worker(RunSpec(plan, folder, time.time(), task), stop, display)
 
 
 def format_model_rows(run: Run) -> list[tuple[str, str]]:

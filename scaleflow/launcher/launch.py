@@ -72,6 +72,7 @@ from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
 from scaleflow.tracking.active_run import ActiveRun, find_active_run
 from scaleflow.tracking.connection import format_store_error
+from scaleflow.worker.tasks import FindSetting
 
 
 def choose_trial(plan: Plan) -> Trial | None:
@@ -96,7 +97,7 @@ def make_search(run: PreparedRun, trial: Trial) -> PreparedRun:
             f"({why}); choose another folder"
         ) from error
     plan = leave_schedule_out(run.spec.plan) if isinstance(trial, RateTest) else run.spec.plan
-    return replace(run, spec=replace(run.spec, plan=plan, trial=trial, folder=folder))
+    return replace(run, spec=replace(run.spec, plan=plan, task=FindSetting(trial), folder=folder))
 
 
 def name_search_folder(folder: Path, trial: Trial) -> Path:
@@ -265,7 +266,7 @@ def launch_run(
         ConfigError: if the run cannot begin.
     """
     spec = run.spec
-    if spec.trial is None and (trial := choose_trial(spec.plan)) is not None:
+    if spec.task.trains and (trial := choose_trial(spec.plan)) is not None:
         return launch_after_search(run, trial, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     if spec.parent is None:
@@ -296,7 +297,7 @@ def launch_run(
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
-            for note in list_notes(run, active) if spec.trial is None else ():
+            for note in list_notes(run, active) if spec.task.trains else ():
                 display.print_line(to_printable(note))
             return supervise_run(monitor, collector, is_resumed)
 
@@ -345,12 +346,12 @@ def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resume
         if collector.error:
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor)
-        if spec.records and spec.trial is None and not (spec.parent and code == FINISHED):
+        if spec.records and spec.task.trains and not (spec.parent and code == FINISHED):
             answer = {"exit_code": code, **answer_run(spec.folder)}
             notify(spec.plan.tracking.notify, monitor.state.name, answer, display=monitor.display)
         return Outcome(code, partial(answer_run, spec.folder))
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
-    if (step := monitor.state.step) and spec.trial is None:
+    if (step := monitor.state.step) and spec.task.trains:
         message += f"\nthe training until step {step} is in {folder}; "
         message += f"to record it, run {name_command('sync')} {shlex.quote(folder)}"
     discard_refused(monitor)
@@ -418,7 +419,7 @@ def write_configs(run: PreparedRun) -> None:
     if run.spec.plan.answers:
         replace_json(files.answers, run.spec.plan.answers)
     files.overrides.write_text(overrides)
-    if run.spec.trial is None:
+    if run.spec.task.trains:
         keep_model_file(run.spec.plan, files)
 
 

@@ -32,7 +32,7 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
-from scaleflow.runs import RunFolder, RunSpec, RunState
+from scaleflow.runs import RunFolder, RunSpec, RunState, Task
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.reuse import reuse_to_resume
@@ -41,6 +41,7 @@ from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import check_model_name, resolve_store
+from scaleflow.worker.tasks import FindSetting, TrainModel
 
 Config = dict[str, Any]
 
@@ -125,12 +126,14 @@ def prepare_run(
     if resume is not None:
         return prepare_resume(composed, str(resume), started)
     plan = make_plan(composed, policy)
+    task: Task = TrainModel()
     if trial is not None:
+        task = FindSetting(trial)
         if isinstance(trial, RateTest) and plan.choices.get("optimizer") == "tabular":
             plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
         check_trial(plan, trial)
     spec = make_spec(plan, composed.folder, started, composed.words.overrides)
-    return PreparedRun(replace(spec, trial=trial), composed)
+    return PreparedRun(replace(spec, task=task), composed)
 
 
 def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) -> RunSpec:
@@ -141,7 +144,7 @@ def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) ->
     check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides(typed, plan.config)
-    return RunSpec(plan, folder.absolute(), started, worker=worker, label=label, tags=read_stage_tags())
+    return RunSpec(plan, folder.absolute(), started, TrainModel(), worker=worker, label=label, tags=read_stage_tags())
 
 
 def read_stage_tags() -> dict[str, str]:

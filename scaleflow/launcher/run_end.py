@@ -40,7 +40,7 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     The run stays as it is, whatever comes of it.
     """
     spec, state = monitor.spec, monitor.state
-    if spec.plan.promotion.name == "none" or not spec.records or spec.trial is not None or state.status != "FINISHED":
+    if spec.plan.promotion.name == "none" or not spec.records or not spec.task.trains or state.status != "FINISHED":
         return []
     later = f"{name_command('promote')} {shlex.quote(os.path.relpath(spec.folder))}"
     if not is_recorded:
@@ -101,7 +101,7 @@ def finish_run(monitor: RunMonitor) -> None:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
     with guard_extra("note: the results in the last lines", display.print_error):
-        if spec.trial is None:
+        if spec.task.trains:
             rows += describe_results(spec, state)
         elif state.found is not None:
             rows += [("use", state.found.word), ("because", state.found.reason)]

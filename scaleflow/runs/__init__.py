@@ -1,11 +1,11 @@
 """One run as an object, for everything that starts, follows, records or repairs it.
 
-`RunSpec` says what a process does. `RunFolder` names every file and lock in a run's folder. `EventWriter` and
-`EventReader` write and read `events.jsonl`. `RunState` is computed from the events. Nothing here imports TensorFlow or
-MLflow.
+`RunSpec` says what a process does: its `Task`, whose work gets a `WorkerProcess`. `RunFolder` names every file and lock
+in a run's folder. `EventWriter` and `EventReader` write and read `events.jsonl`. `RunState` is computed from the
+events. Nothing here imports TensorFlow or MLflow.
 """
 
 from scaleflow.runs.event_log import EventReader, EventWriter
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.spec import ConversionSpec, DataCheckSpec, EvaluationSpec, RunSpec
+from scaleflow.runs.spec import RunSpec, Task, WorkerProcess
 from scaleflow.runs.state import RunState

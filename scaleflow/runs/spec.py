@@ -1,66 +1,55 @@
-"""The task of one process of a run, and its transfer to that process."""
+"""What one process of a run does and needs to know, and its transfer to that process."""
 
 from __future__ import annotations
 
 import base64
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
+
+from filelock import FileLock
 
 from scaleflow.cluster.tasks import count_workers, process_name
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import Emit, RunReady
 from scaleflow.interfaces.secret_masking import find_known_secrets, mask_secrets, remember_secrets
-from scaleflow.interfaces.trials import Trial
 from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.folder import RunFolder, to_file_name
 
 
-@dataclass(frozen=True)
-class EvaluationSpec:
-    """The evaluation of a tracked model."""
+class Task(Protocol):
+    """The work of the processes of a run: train a model, find a setting, evaluate, check, convert.
 
-    model: str  # the path of a Keras file
-    origin: str  # the model's name in messages
-    #: `test`, `validation`, `train`, or `all` examples; None: all of a new file without splits, otherwise the first of
-    #: these splits that the dataset has
-    split: str | None
-    precision: bool  # whether the plan's precision replaces the model's own
-    command: str = ""  # the command that trusts the user's code which the run used
-    is_new: bool = False  # whether the data are others than those of the run
-    counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
-    #: The plan of the run that trained the model, if the examples that it was trained on are to be found in the split
-    trained: Plan | None = None
+    A task is a small frozen dataclass, which travels to its processes through a pipe. The launcher imports its module,
+    too, so only `run` may import TensorFlow.
 
+    Attributes:
+        trains: whether the run trains a model. Only such a run is restarted, notified about and promoted.
+    """
 
-@dataclass(frozen=True)
-class ConversionSpec:
-    """The export of a trained model in further formats."""
+    trains: ClassVar[bool] = False
 
-    model: str  # the folder of the exported model, to which the formats are added
-    formats: Sequence[str]  # of `export.formats`
-    is_trial: bool = False  # whether it is only tried with a few examples, before the training
+    def run(self, process: WorkerProcess) -> None:
+        """Does the work. The last event that it emits says how it ended.
 
-
-@dataclass(frozen=True)
-class DataCheckSpec:
-    """A look at a dataset."""
-
-    report: str  # the path of the page to write
-    examples: int  # the most that are looked at, of each split
-    schema: Mapping[str, Any] | None = None  # of the run with which the data are compared
+        An exception before the event `ready` refuses the run, and a later one fails it (`scaleflow.worker.process`). A
+        task without this event is refused. The message of a ConfigError is for the user as it is; other exceptions
+        also leave a traceback in the log.
+        """
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The task of one process of a run."""
+    """What one process of a run needs to know."""
 
     plan: Plan  # the checked config
     folder: Path  # the run's folder, an absolute path
     started: float  # when the command began, in seconds since the epoch
+    task: Task  # what the process does
     worker: int = 0  # the number of this process; 0 is the chief, whose events are the run's
     attempt: int = 0  # how often this command has restarted all processes of the run
     parent: str | None = None  # the folder of the sweep, if the run is a job of one
@@ -70,9 +59,6 @@ class RunSpec:
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
     #: The keys of the length, such as `training.epochs`, that differ from those with which the run began
     length: Mapping[str, Any] = field(default_factory=dict)
-    #: The model to evaluate or to convert, or the data to look at; None: train a model
-    evaluation: EvaluationSpec | ConversionSpec | DataCheckSpec | None = None
-    trial: Trial | None = None  # the setting to look for; None: train a model
     repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 
     @property
@@ -154,3 +140,37 @@ class RunSpec:
         remember_secrets(secrets)
         assert isinstance(spec, cls)
         return spec
+
+
+@dataclass
+class WorkerProcess:
+    """The process in which a task runs.
+
+    Attributes:
+        emit: takes the events of the process.
+        should_stop: returns True if the launcher asks for the end.
+        is_ready: whether `ready` was emitted, so that there is a run. A task calls `report_ready`.
+        explain: returns an exception of the task as one that says more about its cause.
+        after_failure: is called with the exception after it was reported, if there is a run.
+    """
+
+    spec: RunSpec
+    emit: Emit
+    should_stop: Callable[[], bool]
+    is_ready: bool = False
+    explain: Callable[[Exception], Exception] = lambda error: error
+    after_failure: Callable[[Exception], object] = lambda error: None
+    _lock: FileLock | None = field(default=None, init=False, repr=False)
+
+    def lock_folder(self) -> None:
+        """Excludes other processes that write the run's files, until this one ends. Only the chief needs it.
+
+        Raises ConfigError if another process has not released it within a minute.
+        """
+        if self.spec.records:
+            self._lock = self.spec.files.take_write_lock()
+
+    def report_ready(self, ready: RunReady) -> None:
+        """Reports that everything is built: from here on there is a run, or it continues."""
+        self.emit(ready)
+        self.is_ready = True

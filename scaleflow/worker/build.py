@@ -18,7 +18,7 @@ from scaleflow.cluster.tasks import count_synchronous_workers, count_workers
 from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, Plan, Source
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
@@ -45,6 +45,7 @@ from scaleflow.worker.engine import (
     find_weight_doubts,
     make_model_maker,
 )
+from scaleflow.worker.failures import explain_out_of_memory, is_out_of_memory
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, compute_peak, is_chief
@@ -186,10 +187,13 @@ class TrainingSetup:
     answers: AnswerRules | None = None
 
     def explain(self, error: Exception) -> Exception:
-        """Returns an error of the training as one that names the example that caused it, if one did."""
+        """Returns an error of the training as one that says more: the example that caused it, or what saves memory."""
         from scaleflow import dataset
 
-        return dataset.explain_read_error(error, splits=self.splits.by_name())
+        explained = dataset.explain_read_error(error, splits=self.splits.by_name())
+        if is_out_of_memory(explained):
+            return RunError(explain_out_of_memory(str(explained), self.plan, self.facts.resolved))
+        return explained
 
     def learn_answers(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
         """Lets the validation rows decide about the answers of the trained model. All workers must call it."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Plan, Source, Split, name_leaves
-from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
-from scaleflow.runs import DataCheckSpec
+from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan, RunEnded
+from scaleflow.runs import Task, WorkerProcess
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data import find_together_in, sample_judge, sample_split
 from scaleflow.worker.earlier import open_source, take_whole
@@ -31,7 +31,20 @@ MOST_VALUES = 1 << 26
 MOST_SHOWN = 12
 
 
-def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
+@dataclass(frozen=True)
+class CheckData(Task):
+    """Looks at a dataset."""
+
+    report: str  # the path of the page to write
+    examples: int  # the most that are looked at, of each split
+    schema: Mapping[str, Any] | None = None  # of the run with which the data are compared
+
+    def run(self, process: WorkerProcess) -> None:
+        look_at_dataset(process.spec.plan, self, process.emit)
+        process.emit(RunEnded("FINISHED"))
+
+
+def look_at_dataset(plan: Plan, task: CheckData, emit: Emit) -> None:
     """Checks the splits of a dataset, writes the report, and emits the findings.
 
     Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
@@ -51,18 +64,18 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
         else:
             emit(event)
 
-    plan = plan if spec.schema is None else take_whole(plan)
+    plan = plan if task.schema is None else take_whole(plan)
     options = replace(
         plan.dataset, validation=plan.dataset.validation_split, on_bad_example="skip", cache="none", shards=1
     )
     source = open_source(plan)
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
-    samples = sample_splits(name, source, splits, examples=spec.examples)
+    samples = sample_splits(name, source, splits, examples=task.examples)
     emit(PhaseBegan(f"looking at {name}"))
-    among = () if spec.schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
-    findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
+    among = () if task.schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
+    findings = sort_findings([*among, *left_out, *find_in_samples(samples, task.schema)])
     page = make_data_page(f"Data: {name}", findings, samples, pictures=pick_pictures(source, samples["train"]))
-    Path(spec.report).write_text(page, encoding="utf-8")
+    Path(task.report).write_text(page, encoding="utf-8")
     counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
     emit(DataChecked([asdict(each) for each in findings], counts))
 

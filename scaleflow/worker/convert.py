@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, m
 from scaleflow.interfaces.data import ANSWERS
 from scaleflow.interfaces.events import Emit, FormatExported, PhaseBegan
 from scaleflow.model import TOLERANCE, label_leaves
-from scaleflow.runs import ConversionSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.serving.layers import read_specs
@@ -159,14 +158,16 @@ class Proof:
     evaluate: Any = None
 
 
-def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
-    """Exports a model in the formats of a spec, and reports each, whether it is good or not."""
+def convert_to_formats(plan: Plan, exported: Path, formats: Sequence[str], is_trial: bool, emit: Emit) -> None:
+    """Exports the model of a folder in some formats, and reports each, whether it is good or not.
+
+    An `is_trial` takes a few examples, before the training.
+    """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     emit(PhaseBegan("loading the model"))
     runtime = setup_runtime(plan, emit)
-    exported = Path(spec.model)
     state, parts = read_learned_state(exported), SavedParts(exported / "saved_model")
-    if spec.is_trial:
+    if is_trial:
         proof = read_example_proof(exported, parts, state)
     else:
         proof = read_split(plan, state, runtime, parts=parts, emit=emit)
@@ -174,8 +175,8 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
     converter = Converter(plan, exported, parts, state=state, proof=proof, reference=reference, predictions=predictions)
     with tempfile.TemporaryDirectory(prefix="scaleflow-portable-") as folder:
         portable = parts.write(Path(folder))
-        for name in spec.formats:
-            emit(PhaseBegan(f"{'trying to export' if spec.is_trial else 'exporting'} the model as {name}"))
+        for name in formats:
+            emit(PhaseBegan(f"{'trying to export' if is_trial else 'exporting'} the model as {name}"))
             emit(converter.convert(list_formats()[name], portable))
 
 

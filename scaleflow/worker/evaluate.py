@@ -12,7 +12,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.data import add_batch_dimension
-from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan
-from scaleflow.runs import EvaluationSpec, RunFolder
+from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan, RunEnded
+from scaleflow.runs import RunFolder, Task, WorkerProcess
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
@@ -63,7 +63,28 @@ UNKNOWN_CLASS = -1
 FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
-def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emit) -> None:
+@dataclass(frozen=True)
+class EvaluateModel(Task):
+    """Evaluates a tracked model."""
+
+    model: str  # the path of a Keras file
+    origin: str  # the model's name in messages
+    #: `test`, `validation`, `train`, or `all` examples; None: all of a new file without splits, otherwise the first of
+    #: these splits that the dataset has
+    split: str | None
+    precision: bool  # whether the plan's precision replaces the model's own
+    command: str = ""  # the command that trusts the user's code which the run used
+    is_new: bool = False  # whether the data are others than those of the run
+    counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
+    #: The plan of the run that trained the model, if the examples that it was trained on are to be found in the split
+    trained: Plan | None = None
+
+    def run(self, process: WorkerProcess) -> None:
+        evaluate_model(process.spec.plan, self, process.spec.files, emit=process.emit)
+        process.emit(RunEnded("FINISHED"))
+
+
+def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit) -> None:
     """Evaluates a model on a split, and reports the dataset, the metrics, the confusion matrix and the profile.
 
     Raises ConfigError if the model cannot be loaded, or does not accept the dataset.
@@ -76,26 +97,26 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
-    earlier = find_record(spec, emit)
+    earlier = find_record(task, emit)
     rule = plan.dataset.split
-    plan, source, splits, is_whole = open_evaluation_splits(plan, spec, earlier, runtime=runtime, emit=emit)
-    split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
+    plan, source, splits, is_whole = open_evaluation_splits(plan, task, earlier, runtime=runtime, emit=emit)
+    split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), task.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
     described, raw = {split: data.splits[read_as]}, splits.raw[read_as]
-    if earlier is not None and not is_whole and not spec.is_new:
+    if earlier is not None and not is_whole and not task.is_new:
         emit_change(split, earlier, described[split], emit=emit)
     tell_comparison(plan, earlier, source, examples=raw, few=splits.sample, emit=emit)
     emit(PhaseBegan("loading the model"))
-    model = open_model(plan, spec, source, runtime=runtime)
-    if spec.trained is not None:
+    model = open_model(plan, task, source, runtime=runtime)
+    if task.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
         assert earlier is not None
-        write_seen(raw, plan, spec.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit)
+        write_seen(raw, plan, task.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit)
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
-    goal = make_goal(plan, spec, source, splits=splits, earlier=earlier)
+    goal = make_goal(plan, task, source, splits=splits, earlier=earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
@@ -106,7 +127,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     evaluate.trace(feed)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
     emit(replace(data, splits=described))
-    with hint_at_counting(spec), explain_read_errors(splits):
+    with hint_at_counting(task), explain_read_errors(splits):
         values = evaluate(feed)
     counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
@@ -115,7 +136,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
         if predictions is not None:
-            title = f"{spec.origin} on {describe_data_name(plan)}"
+            title = f"{task.origin} on {describe_data_name(plan)}"
             report = ReportThread(predictions, kept, folder=files.evaluation, title=title)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
             report.finish(0, known, "", emit=emit)  # the report has no examples of unknown classes
@@ -126,13 +147,13 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
 
 
 def open_evaluation_splits(
-    plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None, runtime: Runtime, emit: Emit
+    plan: Plan, task: EvaluateModel, earlier: EarlierState | None, runtime: Runtime, emit: Emit
 ) -> tuple[Plan, Source, Splits, bool]:
     """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated."""
     from scaleflow import dataset
 
-    with hint_at_counting(spec):
-        plan, source, is_whole = open_data(plan, spec, earlier)
+    with hint_at_counting(task):
+        plan, source, is_whole = open_data(plan, task, earlier)
         folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
         splits = dataset.prepare_splits(
             source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False, folds=folds
@@ -140,18 +161,18 @@ def open_evaluation_splits(
         return plan, source, splits, is_whole
 
 
-def open_model(plan: Plan, spec: EvaluationSpec, source: Source, runtime: Runtime) -> keras.Model:
+def open_model(plan: Plan, task: EvaluateModel, source: Source, runtime: Runtime) -> keras.Model:
     """Loads the model on the devices. Raises ConfigError if it cannot be loaded, or does not accept the dataset."""
     with runtime.strategy.scope():
-        model = load_model(spec, plan.trusted_modules or ())
-        check_dataset_fits(model, source, plan, spec=spec)
-        if spec.precision:
+        model = load_model(task, plan.trusted_modules or ())
+        check_dataset_fits(model, source, plan, task=task)
+        if task.precision:
             set_precision(model, runtime.policy)
     return model
 
 
 def make_goal(
-    plan: Plan, spec: EvaluationSpec, source: Source, splits: Splits, earlier: EarlierState | None
+    plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState | None
 ) -> Objective:
     """Makes the loss and the metrics, which count the examples of unknown classes if that is asked for."""
     from scaleflow import objective
@@ -159,35 +180,35 @@ def make_goal(
     loader = objective.Loader(locate_target, bind_target)
     weighted = splits.is_weighted  # class weights are for training
     goal = objective.make_objective(source.outputs, plan.objective, is_weighted=weighted, loader=loader)
-    unknown = find_counted_outputs(source.outputs, earlier) if spec.counts_unknown else {}
+    unknown = find_counted_outputs(source.outputs, earlier) if task.counts_unknown else {}
     return objective.add_unknown_count(goal, unknown)
 
 
-def find_record(spec: EvaluationSpec, emit: Emit) -> EarlierState | None:
+def find_record(task: EvaluateModel, emit: Emit) -> EarlierState | None:
     """Returns what the run of the model learned from its data; None, with a note, if that was not recorded."""
-    state = read_learned_state(Path(spec.model).parent)
+    state = read_learned_state(Path(task.model).parent)
     if state is not None:
-        return EarlierState(state, unknown_class=UNKNOWN_CLASS if spec.counts_unknown else None)
-    if spec.counts_unknown:
-        raise ConfigError(f"--unknown-classes count: {spec.origin} has no record of its classes; train it again")
+        return EarlierState(state, unknown_class=UNKNOWN_CLASS if task.counts_unknown else None)
+    if task.counts_unknown:
+        raise ConfigError(f"--unknown-classes count: {task.origin} has no record of its classes; train it again")
     emit(
         Note(
-            f"{spec.origin} was logged without a record of what it learned from its data: kinds and classes are "
+            f"{task.origin} was logged without a record of what it learned from its data: kinds and classes are "
             "inferred from these data, and classes are compared by their position"
         )
     )
     return None
 
 
-def open_data(plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None) -> tuple[Plan, Source, bool]:
+def open_data(plan: Plan, task: EvaluateModel, earlier: EarlierState | None) -> tuple[Plan, Source, bool]:
     """Opens the dataset: (the plan that it was opened with, the source, whether all examples are evaluated).
 
     All examples of new data are evaluated, if their names are not those of splits and the user names no split.
     """
     from scaleflow import dataset
 
-    is_whole = spec.split == ALL
-    if not is_whole and not (spec.is_new and spec.split is None):
+    is_whole = task.split == ALL
+    if not is_whole and not (task.is_new and task.split is None):
         return plan, open_source(plan, earlier), False
     whole = take_whole(plan)
     source = open_source(whole, earlier)
@@ -215,12 +236,12 @@ def explain_read_errors(splits: Splits) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hint_at_counting(spec: EvaluationSpec) -> Iterator[None]:
+def hint_at_counting(task: EvaluateModel) -> Iterator[None]:
     """Adds to an error about an unknown class how such examples can be counted."""
     try:
         yield
     except (ConfigError, RunError) as error:
-        if "class of the training split" not in str(error) or spec.counts_unknown:
+        if "class of the training split" not in str(error) or task.counts_unknown:
             raise
         raise type(error)(f"{error}; --unknown-classes count counts such examples as wrong") from error
 
@@ -251,7 +272,7 @@ def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
     return name, available[name]
 
 
-def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
+def load_model(task: EvaluateModel, trusted: Sequence[str]) -> keras.Model:
     """Loads the saved model. The caller has entered the scope of the strategy."""
     import keras
 
@@ -259,16 +280,16 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
         with contextlib.suppress(ImportError):  # it names a class in a module
             importlib.import_module(name)
     try:
-        return keras.models.load_model(spec.model, compile=False, safe_mode=True)
+        return keras.models.load_model(task.model, compile=False, safe_mode=True)
     except Exception as error:  # zipfile, h5py and Keras raise many types
         from scaleflow.model import explain_load_error
 
         reason = explain_load_error(error, takes_trust=True)
-        such = f", such as\n{spec.command}" if spec.command and "--trust" in reason else ""
-        raise ConfigError(f"{spec.origin}: its model cannot be loaded: {reason}{such}") from error
+        such = f", such as\n{task.command}" if task.command and "--trust" in reason else ""
+        raise ConfigError(f"{task.origin}: its model cannot be loaded: {reason}{such}") from error
 
 
-def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: EvaluationSpec) -> None:
+def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: EvaluateModel) -> None:
     """Raises ConfigError if the model does not accept the inputs of the dataset, or has no outputs for its targets."""
     from scaleflow.model import find_graph, make_inputs
 
@@ -280,22 +301,22 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             outputs_of = model(inputs_of)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{name}: the model of {spec.origin} does not accept its inputs: {read_reason(error)}"
+                f"{name}: the model of {task.origin} does not accept its inputs: {read_reason(error)}"
             ) from error
     else:
         inputs_of, outputs_of = map(to_single, graph)
     taken, given = name_leaves(inputs_of), name_leaves(source.inputs)
     if set(taken) != set(given):
         raise ConfigError(
-            f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {spec.origin} "
+            f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {task.origin} "
             f"{describe_keys(inputs_of)}"
         )
     for key, inputs in given.items():
-        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec=spec)
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, task=task)
     returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(
-            f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {spec.origin} "
+            f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {task.origin} "
             f"{describe_keys(outputs_of)}"
         )
     for key, outputs in needed.items():
@@ -303,7 +324,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
         if output_shape != target_shape:
             raise ConfigError(
                 f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
-                f"{add_batch_dimension(target_shape)}, but the model of {spec.origin} returns "
+                f"{add_batch_dimension(target_shape)}, but the model of {task.origin} returns "
                 f"{add_batch_dimension(output_shape)}"
             )
 
@@ -313,13 +334,13 @@ def to_single(structure: Any) -> Any:
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
 
 
-def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: EvaluationSpec) -> None:
+def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, task: EvaluateModel) -> None:
     """Rejects an input of another shape than the model's, and text in place of numbers or the reverse."""
     expected, given = tuple(model_input.shape[1:]), tuple(inputs.shape)
     is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
     if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
         raise ConfigError(
-            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {spec.origin} needs "
+            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {task.origin} needs "
             f"{format_shape(expected, model_input.dtype)}"
         )
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,28 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunRefused,
 )
-from scaleflow.runs import ConversionSpec, EventReader, RunSpec
+from scaleflow.runs import EventReader, RunSpec, Task, WorkerProcess
 
 if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
 
 #: Seconds between two looks at the process that converts a model.
 POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class ConvertModel(Task):
+    """Exports a model in further formats."""
+
+    model: str  # the folder of the exported model, to which the formats are added
+    formats: Sequence[str]  # of `export.formats`
+    is_trial: bool = False  # whether it is only tried with a few examples, before the training
+
+    def run(self, process: WorkerProcess) -> None:
+        from scaleflow.worker.convert import convert_to_formats
+
+        convert_to_formats(process.spec.plan, Path(self.model), self.formats, self.is_trial, emit=process.emit)
+        process.emit(RunEnded("FINISHED"))
 
 
 def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
@@ -65,7 +80,9 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Ca
         return
     with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
         setup.export(Path(folder), True)
-        found = export_formats(spec, Path(folder), emit, should_stop=should_stop, is_trial=True) if spec.records else []
+        found = []
+        if spec.records:
+            found = export_formats(spec.plan, Path(folder), emit, log=spec.log, should_stop=should_stop, is_trial=True)
     for each in found:
         if each.error:
             others = [other.name for other in found if not other.error]
@@ -74,24 +91,31 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Ca
 
 
 def export_formats(
-    spec: RunSpec, exported: Path, emit: Emit, should_stop: Callable[[], bool] = bool, is_trial: bool = False
+    plan: Plan,
+    exported: Path,
+    emit: Emit,
+    *,
+    log: Path,
+    should_stop: Callable[[], bool] = bool,
+    is_trial: bool = False,
 ) -> list[FormatExported]:
     """Exports the model of a folder in the formats of the plan, in a process without the run's devices.
 
     If the process is killed, as by a fault in a converter, the format fails, and another process does the others.
 
     Args:
+        log: the file that gets the output of the process, too.
         should_stop: returns True to leave the rest out.
         is_trial: whether the model is not trained yet.
 
     Raises ConfigError if the data of the run cannot be read.
     """
     found: dict[str, FormatExported] = {}
-    names = list(spec.plan.export.formats or ())
+    names = list(plan.export.formats or ())
     while remaining := [name for name in names if name not in found]:
-        conversion = ConversionSpec(str(exported), remaining, is_trial)
+        task = ConvertModel(str(exported), remaining, is_trial)
         error = "stopped"
-        for event in run_conversion(spec, conversion, should_stop):
+        for event in run_conversion(plan, task, log=log, should_stop=should_stop):
             if isinstance(event, FormatExported):
                 found[event.name] = event
             elif isinstance(event, PhaseBegan | Note):
@@ -105,17 +129,17 @@ def export_formats(
     return [found[name] for name in names]
 
 
-def run_conversion(spec: RunSpec, conversion: ConversionSpec, should_stop: Callable[[], bool]) -> Iterator[Event]:
+def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Callable[[], bool]) -> Iterator[Event]:
     """Converts a model in another process, and yields the events of that process as they come.
 
     If `should_stop` says so, the process is killed. If it ends without an event `end` or `refused`, the last event says
-    how it ended.
+    how it ended. Its output is added to the file `log`.
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as temporary:
-        child = RunSpec(make_conversion_plan(spec.plan), Path(temporary), time.time(), evaluation=conversion)
+        child = RunSpec(make_conversion_plan(plan), Path(temporary), time.time(), task)
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        log = Path(temporary, "log")
-        with log.open("wb") as output:
+        own_log = Path(temporary, "log")
+        with own_log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "scaleflow.worker.main"],
                 stdin=subprocess.PIPE,
@@ -137,8 +161,8 @@ def run_conversion(spec: RunSpec, conversion: ConversionSpec, should_stop: Calla
                 if should_stop():
                     return
                 time.sleep(0.0 if is_over else POLL_SECONDS)
-            with spec.log.open("ab") as output:
-                output.write(log.read_bytes())
+            with log.open("ab") as output:
+                output.write(own_log.read_bytes())
             if not isinstance(last, RunEnded | RunRefused):
                 yield FaultReported(f"its converter ended with exit code {process.returncode}")
         finally:
@@ -161,7 +185,7 @@ def make_conversion_plan(plan: Plan) -> Plan:
 def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:
     """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
     try:
-        formats = export_formats(spec, spec.files.model, emit, should_stop=should_stop)
+        formats = export_formats(spec.plan, spec.files.model, emit, log=spec.log, should_stop=should_stop)
     except ConfigError as error:  # the data is gone; the trained model stays
         formats = [FormatExported(name, "", error=str(error)) for name in spec.plan.export.formats or ()]
     for each in formats:

@@ -7,7 +7,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scaleflow.cluster.tasks import find_unreachable
 from scaleflow.errors import ScaleflowError, find_cause, read_reason
@@ -15,11 +15,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported, Note
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.runs import RunSpec
-
-if TYPE_CHECKING:
-    from scaleflow.worker.build import TrainingSetup
-
+from scaleflow.runs import WorkerProcess
 
 ALLOCATION = re.compile(r"allocating tensor with shape\[([\d,]*)\] and type (\w+) on (\S+)")
 
@@ -67,21 +63,19 @@ def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
 NAMED = re.compile(r"\w*(Error|Exception): ")
 
 
-def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingSetup) -> None:
+def report_failure(process: WorkerProcess, error: Exception) -> None:
     """Reports that training failed. The launcher, which sees all workers, decides how the run ends."""
+    spec = process.spec
     traceback.print_exc()
     if spec.worker == 0:
         spec.files.traceback.write_text(mask_secrets(traceback.format_exc()))
-        emit(ArtifactWritten(str(spec.files.traceback)))
-    if is_out_of_memory(error):
-        text = explain_out_of_memory(str(error), spec.plan, setup.facts.resolved)
-    else:
-        text = format_failure(error, spec.plan)
+        process.emit(ArtifactWritten(str(spec.files.traceback)))
+    text = format_failure(error, spec.plan)
     is_lost = is_loss_of_peer(error)
     task = spec.plan.task
     if is_lost and task and (absent := find_unreachable(spec.plan, task.peers)):
         text = f"no answer from {absent}: {text}"
-    emit(FaultReported(text, lost_peer=is_lost))
+    process.emit(FaultReported(text, lost_peer=is_lost))
 
 
 def is_out_of_memory(error: Exception) -> bool:

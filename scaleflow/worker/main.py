@@ -1,9 +1,9 @@
 """The worker process.
 
-It reads a `RunSpec` from one line of standard input and runs it (`train.py`). An empty line after it allows `ready`.
-Standard input stays open as long as the launcher lives; when it closes, the worker saves and ends. The fork server
-calls `main` in a fork; alone it runs as `python -m scaleflow.worker.main`. The worker reports through events, and uses
-no tracking store.
+It reads a `RunSpec` from one line of standard input and runs its task (`process.py`). An empty line after it allows
+`ready`. Standard input stays open as long as the launcher lives; when it closes, the worker saves and ends. The fork
+server calls `main` in a fork; alone it runs as `python -m scaleflow.worker.main`. The worker reports through events,
+and uses no tracking store.
 """
 
 import os
@@ -24,7 +24,7 @@ from scaleflow.interfaces.events import Emit, Event, Note, PeersMet, ProcessStar
 from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.worker import keras_import
-from scaleflow.worker.train import run_worker
+from scaleflow.worker.process import run_worker
 
 #: Seconds that a worker has to save and end after its launcher is gone.
 SECONDS_TO_SAVE = 30.0

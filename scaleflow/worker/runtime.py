@@ -22,6 +22,8 @@ from scaleflow.interfaces import LEARNED_FILES, Batching, Plan
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
 from scaleflow.interfaces.parent_process import end_with_parent
+from scaleflow.runs import RunSpec
+from scaleflow.worker import keras_import
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -211,6 +213,17 @@ class StartupTimer:
         """Returns the metrics: the whole time and its parts, in seconds."""
         parts = {f"{TOTAL}_{part}": seconds for part, seconds in self.seconds.items()}
         return {TOTAL: sum(self.seconds.values())} | parts
+
+
+def make_startup_timer(spec: RunSpec) -> StartupTimer:
+    """Makes the timer of the start, and ends its part `launch`.
+
+    The import of Keras counts only if it was made for this command, and not earlier in a shared fork server.
+    """
+    seconds = keras_import.import_seconds if keras_import.imported_at > spec.started else 0.0
+    startup_timer = StartupTimer(spec.started, **{"import": seconds})
+    startup_timer.end_part("launch")
+    return startup_timer
 
 
 TOTAL = "perf/seconds_to_first_step"

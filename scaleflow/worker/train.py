@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
-from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
-from scaleflow.interfaces.clock import CLOCK, measure_since
+from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import (
-    ArtifactWritten,
     Emit,
-    FaultReported,
     ModelExported,
     Note,
     PhaseBegan,
     RunEnded,
-    RunReady,
-    RunRefused,
-    TagsSet,
 )
 from scaleflow.interfaces.extras import guard_extra
-from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.interfaces.trials import to_params
-from scaleflow.runs import DataCheckSpec, EvaluationSpec, RunSpec, RunState
+from scaleflow.runs import RunSpec, RunState, WorkerProcess
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
-from scaleflow.runs.provenance.tags import mark_process
-from scaleflow.runs.run_name import make_run_name
-from scaleflow.runs.state import make_length_tags
 from scaleflow.runs.user_metrics import user_metrics
-from scaleflow.worker import keras_import
-from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.worker.build import TrainingSetup, build_training
-from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.export import export_model, report_formats, try_formats
-from scaleflow.worker.failures import format_failure, guard, is_loss_of_peer, report_failure
+from scaleflow.worker.failures import guard, is_loss_of_peer
 from scaleflow.worker.metadata import (
     explain_changed_data,
     explain_other_data,
     report_changes,
     report_confusion,
-    report_metadata,
-    write_data_files,
 )
+from scaleflow.worker.ready import is_first_report, list_params, report_ready
 from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
-from scaleflow.worker.runtime import StartupTimer
-from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
+from scaleflow.worker.runtime import StartupTimer, make_startup_timer
 
 if TYPE_CHECKING:
     from scaleflow.checkpoint import CheckpointManager
@@ -62,85 +45,39 @@ if TYPE_CHECKING:
     from scaleflow.training import Session, WorkerSync
 
 
-def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Builds, trains and exports. The last event always says how it ended. Returns False if the run was refused or
-    failed.
-    """
-    CLOCK.begin(at_least=spec.started)
-    with mark_process(spec.folder), user_metrics():
-        return train_run(spec, emit, should_stop)
-
-
-def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Does the work of `run_worker`, which has set up the context for user code."""
-    try:
-        if spec.evaluation is not None:
-            do_other_work(spec, emit)
-            emit(RunEnded("FINISHED"))
-            return True
-        if spec.records:
-            _lock = spec.files.take_write_lock()  # held until the process ends
-        emit = wrap_emit(spec, emit) if spec.trial is None else emit
-        startup_timer = make_startup_timer(spec)
-        if spec.trial is not None:
-            trial = make_trial(spec, emit, should_stop, startup_timer=startup_timer)
-            report_ready(spec, trial.setup, 0, emit=emit)
-            return run_trial(spec, trial, emit)
-        check_object_store(spec, emit)
-        setup = build_training(spec.plan, emit, startup_timer, resumed=spec.folder if spec.is_resumed else None)
-        spec = replace(spec, plan=setup.plan)
-        try_formats(spec, setup, emit, should_stop=should_stop)
-        worker_sync = make_worker_sync(spec, setup, should_stop)
-        data_changes = check_resumed_data(spec, setup, worker_sync)
-        session = begin_training(spec, setup, worker_sync, emit=emit, startup_timer=startup_timer)
-        write_baselines(spec, setup, emit)
-    except ConfigError as refusal:
-        emit(RunRefused(str(refusal)))
-        return False
-    except Exception as error:
-        traceback.print_exc()
-        message = f"{format_failure(error, spec.plan)}; the traceback is in {spec.log}"
-        # A process that lost a peer does not know why the peer ended: the launcher does, if the peer refused the run.
-        emit(FaultReported(message, lost_peer=True) if is_loss_of_peer(error) else RunRefused(message, keep=True))
-        return False
-    report_ready(spec, setup, session.step, emit=emit)
+def train_model(process: WorkerProcess) -> None:
+    """Builds everything, reports `ready`, trains and exports."""
+    spec, should_stop = process.spec, process.should_stop
+    process.lock_folder()
+    emit = process.emit = wrap_emit(spec, process.emit)
+    startup_timer = make_startup_timer(spec)
+    check_object_store(spec, emit)
+    setup = build_training(spec.plan, emit, startup_timer, resumed=spec.folder if spec.is_resumed else None)
+    spec = process.spec = replace(spec, plan=setup.plan)
+    try_formats(spec, setup, emit, should_stop=should_stop)
+    worker_sync = make_worker_sync(spec, setup, should_stop)
+    data_changes = check_resumed_data(spec, setup, worker_sync)
+    session = begin_training(spec, setup, worker_sync, emit=emit, startup_timer=startup_timer)
+    write_baselines(spec, setup, emit)
+    process.explain = setup.explain
+    process.after_failure = partial(finish_failed, session)
+    report_ready(process, setup, spec.label, list_params(spec.plan, setup), step=session.step)
     if data_changes is not None and spec.records and setup.facts.metadata is not None:
         report_changes(spec, setup.facts.metadata.data, data_changes, emit=emit)
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(setup)
-    try:
-        with fit_meanwhile(spec, emit) as baselines:
-            train_and_export(
-                spec,
-                setup,
-                session,
-                worker_sync=worker_sync,
-                baselines=baselines,
-                emit=emit,
-                should_stop=should_stop,
-            )
-    except Exception as error:
-        report_failure(spec, setup.explain(error), emit, setup=setup)
-        finish_failed(session, error)
-        return False
-    return True
-
-
-def do_other_work(spec: RunSpec, emit: Emit) -> None:
-    """Does the work of a command that evaluates or converts a trained model, or looks at data."""
-    if isinstance(spec.evaluation, EvaluationSpec):
-        evaluate_model(spec.plan, spec.evaluation, spec.files, emit=emit)
-    elif isinstance(spec.evaluation, DataCheckSpec):
-        from scaleflow.worker.check import look_at_dataset
-
-        look_at_dataset(spec.plan, spec.evaluation, emit)
-    else:
-        from scaleflow.worker.convert import convert_to_formats
-
-        assert spec.evaluation is not None
-        convert_to_formats(spec.plan, spec.evaluation, emit)
+    with fit_meanwhile(spec, emit) as baselines:
+        train_and_export(
+            spec,
+            setup,
+            session,
+            worker_sync=worker_sync,
+            baselines=baselines,
+            emit=emit,
+            should_stop=should_stop,
+        )
 
 
 def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
@@ -148,17 +85,6 @@ def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
     if spec.is_resumed or spec.plan.training.on_nan == "rollback":
         return DeduplicatingEmitter(spec.events, emit)
     return emit
-
-
-def run_trial(spec: RunSpec, trial: RateTrial | BatchSizeTrial, emit: Emit) -> bool:
-    """Runs a trial that is ready, and reports its end. Returns False if it failed."""
-    try:
-        with user_metrics(lambda name, value: None):  # user code may log during training
-            trial.run()
-    except Exception as error:
-        report_failure(spec, trial.setup.explain(error), emit, setup=trial.setup)
-        return False
-    return True
 
 
 def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
@@ -174,17 +100,6 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
         return should_stop() or (limit is not None and read_seconds() > limit)
 
     return training.WorkerSync(setup.runtime.strategy, workers, must_stop, read_seconds=read_seconds)
-
-
-def make_startup_timer(spec: RunSpec) -> StartupTimer:
-    """Makes the timer of the start, and ends its part `launch`.
-
-    The import of Keras counts only if it was made for this command, and not earlier in a shared fork server.
-    """
-    seconds = keras_import.import_seconds if keras_import.imported_at > spec.started else 0.0
-    startup_timer = StartupTimer(spec.started, **{"import": seconds})
-    startup_timer.end_part("launch")
-    return startup_timer
 
 
 def finish_failed(session: Session, error: Exception) -> None:
@@ -347,42 +262,6 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> StepTracer |
     return StepTracer(options, spec.files.profile, spec.file_name, emit=emits, facts=read_facts, in_child=is_in_child)
 
 
-def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
-    """Reports `ready`: from here on there is a run, or it continues at `step`."""
-    plan = spec.plan
-    resolved = setup.facts.resolved
-    config = flatten_config(mask_secrets(plan.config))
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
-    params = {**plan.choices, **texts}
-    params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
-    params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
-    params = params if spec.trial is None else to_params(spec.trial, params)
-    emit(
-        RunReady(
-            name=make_run_name(plan, resolved, spec.trial.label if spec.trial else spec.label),
-            began=int(spec.started * 1000),
-            tags=plan.tracking.tags or {},
-            params=params,
-            steps=resolved["steps"],
-            epochs=resolved["epochs"],
-            modes=dict(setup.engine.objective.modes),
-            search=list(plan.search),
-            parent=spec.parent,
-            resumed=step if spec.is_resumed else None,
-        )
-    )
-    if spec.length and spec.records:  # params cannot change
-        emit(TagsSet(make_length_tags(spec.length)))
-    if is_first_report(spec, setup) and setup.facts.metadata is not None:
-        with guard("the description of the data and of the model", emit):
-            report_metadata(setup.facts.metadata, spec.files, emit)
-        with guard("the list of the data's files", emit):
-            write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
-        if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
-            emit(Note(f"rerun: the data is not that of the first run: {changes}"))
-        report_augmented(spec, setup, emit)
-
-
 def write_baselines(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     """Writes what baselines are fitted to, except for jobs of a sweep, which share their data.
 
@@ -395,19 +274,6 @@ def write_baselines(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     outputs, most = setup.source.outputs, plan.evaluation.baselines
     with guard_extra(FITTED_BASELINES, lambda text: emit(Note(text)), lambda error: isinstance(error, ConfigError)):
         write_baseline_data(setup.splits, outputs, most, files=spec.files, keeps_outputs=keeps)
-
-
-def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
-    """Returns whether this process reports the data of a run, and has not done so before."""
-    return setup.facts.metadata is not None and spec.records and not spec.is_resumed
-
-
-def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
-    """Logs some augmented examples, to look at. A fault there does not end the run."""
-    with guard("the sheet of augmented examples", emit):
-        words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
-        for path in write_sheet(setup.feeds.train, setup.splits, words, folder=spec.files.plots):
-            emit(ArtifactWritten(str(path), spec.files.plots.name))
 
 
 def train_and_export(

@@ -23,12 +23,14 @@ from scaleflow.config.plan import find_batch_multiple, leave_schedule_out, set_v
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, PhaseBegan, RunEnded, SettingFound, ignore_event
 from scaleflow.interfaces.formatting import format_csv
-from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
-from scaleflow.runs import RunSpec
+from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial, choose_first_size, to_params
+from scaleflow.runs import RunSpec, WorkerProcess
+from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training
 from scaleflow.worker.data import prepare_data
 from scaleflow.worker.failures import is_out_of_memory
-from scaleflow.worker.runtime import StartupTimer
+from scaleflow.worker.ready import list_params, report_ready
+from scaleflow.worker.runtime import StartupTimer, make_startup_timer
 from scaleflow.worker.trial_rules import (
     ROUNDS,
     BatchMeasurement,
@@ -60,12 +62,25 @@ MANY_EPOCHS = 1_000_000
 SAMPLE_SECONDS = 0.01
 
 
+def find_setting(process: WorkerProcess, trial: Trial) -> None:
+    """Builds a trial, reports `ready`, and runs it."""
+    spec = process.spec
+    process.lock_folder()
+    made = make_trial(
+        spec, trial, process.emit, should_stop=process.should_stop, startup_timer=make_startup_timer(spec)
+    )
+    process.explain = made.setup.explain
+    report_ready(process, made.setup, trial.label, to_params(trial, list_params(spec.plan, made.setup)))
+    with user_metrics(lambda name, value: None):  # user code may log during training
+        made.run()
+
+
 def make_trial(
-    spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer
+    spec: RunSpec, trial: Trial, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer
 ) -> RateTrial | BatchSizeTrial:
     """Builds a trial. Raises ConfigError if it cannot work."""
-    if isinstance(spec.trial, RateTest):
-        return RateTrial(spec, spec.trial, emit, should_stop=should_stop, startup_timer=startup_timer)
+    if isinstance(trial, RateTest):
+        return RateTrial(spec, trial, emit, should_stop=should_stop, startup_timer=startup_timer)
     return BatchSizeTrial(spec, emit, should_stop, startup_timer=startup_timer)
 
 

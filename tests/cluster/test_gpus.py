@@ -15,6 +15,7 @@ from scaleflow.interfaces import Hardware, Plan
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.local_host import make_worker_specs
 from scaleflow.runs import RunSpec
+from scaleflow.worker.tasks import TrainModel
 
 STEPPING = {"worker": 2}
 SERVED = {"chief": 1, "worker": 2, "ps": 1}
@@ -69,7 +70,9 @@ def test_indices_that_the_launcher_has_applied_are_not_applied_again() -> None:
 
 
 def test_a_launcher_divides_the_gpus_that_a_sweep_has_left_it(plan: Callable[..., Plan], tmp_path: Path) -> None:
-    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, environment={CUDA_DEVICES: "2,3"})
+    spec = RunSpec(
+        plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, TrainModel(), environment={CUDA_DEVICES: "2,3"}
+    )
     assert [environment[CUDA_DEVICES] for environment in make_worker_specs(spec)[1]] == ["2", "3"]
 
 

@@ -20,6 +20,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import RunSpec
+from scaleflow.worker.tasks import TrainModel
 from tests.cluster.machines import HEAD, Machines, machines
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run, slow_down
@@ -292,7 +293,7 @@ def test_error_of_an_actor_is_told(
     with pytest.raises(ConfigError, match="a machine cannot run its process: OSError: no space left") as refused:
         call_actors([actor], "locate", None)
     assert not isinstance(refused.value, ActorUnanswered)  # no other try
-    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0, TrainModel())
     process = RayProcess(spec, actor, {}, "node-1")
     process.await_start()
     assert process.describe_exit() == "was lost with its Ray actor on node-1: OSError: no space left"
@@ -331,7 +332,7 @@ def test_one_thread_waits_for_the_ends_of_all_processes(
     monkeypatch.setattr("ray.wait", wait)
     monkeypatch.setattr("ray.get", get)
     monkeypatch.setattr("scaleflow.cluster.ray.is_head_reachable", lambda: has_head)
-    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0, TrainModel())
     processes = [RayProcess(spec, make_actor(name), {}, "node-1") for name in answers]
     wait_for_exits(processes)
     assert [process.returncode for process in processes] == [0, 3, 1, 1]

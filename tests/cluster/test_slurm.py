@@ -24,6 +24,7 @@ from scaleflow.launcher.launch import describe_part
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import RunSpec
+from scaleflow.worker.tasks import TrainModel
 from tests.cluster import engine, forked, hosts
 from tests.conftest import Command
 from tests.event_log import events_in
@@ -125,7 +126,7 @@ def ran(command: Command, slurm: Mapping[str, str], *words: str) -> str:
 def test_copies_of_a_command_that_joins_none_of_them_are_noted_or_refused(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str, words: str
 ) -> None:
-    spec = RunSpec(plan(), tmp_path, 0.0)
+    spec = RunSpec(plan(), tmp_path, 0.0, TrainModel())
     for count, lines in (("1", 0), ("", 0), ("2", 1)):
         monkeypatch.setenv(variable, count)
         assert len(describe_part(spec, False)) == lines

@@ -17,6 +17,7 @@ from scaleflow.launcher.launch import describe_longer
 from scaleflow.launcher.run_end import describe_continuation, describe_results, describe_wait
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.runs.run_name import label_overrides, make_run_name, name_sweep
+from scaleflow.worker.tasks import TrainModel
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
 
@@ -24,7 +25,7 @@ BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "b
 @pytest.fixture
 def spec(tmp_path: Path, plan: Any) -> RunSpec:
     made: Plan = plan("tracking=none")
-    return RunSpec(made, tmp_path, 0.0)
+    return RunSpec(made, tmp_path, 0.0, TrainModel())
 
 
 def state_of(*events: Any) -> RunState:
@@ -54,13 +55,13 @@ def test_a_resumed_run_has_its_baseline_from_the_command_that_began_it(spec: Run
     write(RunReady("a-run"))
     write(BASELINE)
     write.close()
-    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
+    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0, TrainModel())
     rows = describe_results(resumed, state_of(MetricsLogged(9, {"test/accuracy": 0.95})))
     assert rows == [("test accuracy", "0.95 (baseline 0.101: always the most frequent class)")]
 
 
 def test_a_resumed_run_that_repeats_no_value_of_the_test_has_those_of_before(spec: RunSpec, plan: Any) -> None:
-    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
+    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0, TrainModel())
     events = (RunReady("a-run"), MetricsLogged(9, {"test/loss": 0.5}), RunEnded("FINISHED"))
     write = EventWriter(spec.events)
     for event in events:
@@ -72,13 +73,15 @@ def test_a_resumed_run_that_repeats_no_value_of_the_test_has_those_of_before(spe
 
 
 def test_a_run_that_early_stopping_ended_is_not_made_longer_by_more_epochs(tmp_path: Path, plan: Any) -> None:
-    write = EventWriter(RunSpec(plan("tracking=none"), tmp_path, 0.0).events)
+    write = EventWriter(RunSpec(plan("tracking=none"), tmp_path, 0.0, TrainModel()).events)
     for event in (RunReady("a-run", epochs=20, steps=820), MetricsLogged(41, {"val/loss": 0.5}), RunEnded("FINISHED")):
         write(event)
-    stops = RunSpec(plan("tracking=none", "training.early_stopping={monitor: val/loss, patience: 3}"), tmp_path, 0.0)
+    stops = RunSpec(
+        plan("tracking=none", "training.early_stopping={monitor: val/loss, patience: 3}"), tmp_path, 0.0, TrainModel()
+    )
     assert "it ended at step 41 of 820; a longer run keeps training.early_stopping" in describe_longer(stops)
     assert describe_longer(stops).endswith(f" {os.path.relpath(tmp_path)} training.early_stopping=null")
-    goes_on = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    goes_on = RunSpec(plan("tracking=none"), tmp_path, 0.0, TrainModel())
     assert describe_longer(goes_on) == "to train longer, add training.epochs=N, more than 20"
     write(MetricsLogged(820, {"val/loss": 0.5}))
     write.close()
@@ -86,7 +89,7 @@ def test_a_run_that_early_stopping_ended_is_not_made_longer_by_more_epochs(tmp_p
 
 
 def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> None:
-    job = RunSpec(spec.plan, spec.folder, 0.0, parent="/sweep")
+    job = RunSpec(spec.plan, spec.folder, 0.0, TrainModel(), parent="/sweep")
     assert describe_results(job, state_of(BASELINE, MetricsLogged(9, {"test/accuracy": 0.95}))) == [
         ("test accuracy", "0.95")
     ]

@@ -21,7 +21,7 @@ import pytest
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
+from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady, Waiting
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import discard_folder, launch_run
 from scaleflow.launcher.prepare import PreparedRun
@@ -29,9 +29,10 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.supervisor import Supervisor, choose_reason, find_lost
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.monitor import REFUSED, RunMonitor
-from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.runs import EventReader, EventWriter, RunSpec, Task, WorkerProcess
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder_use import create_folder
+from scaleflow.worker.tasks import TrainModel
 from tests.conftest import Command
 from tests.event_log import events_in
 from tests.launcher.test_display import READY, Clock, Terminal
@@ -231,25 +232,26 @@ class Refusing(FakeTracker):
         self.fails = refuse
 
 
-class Training:
-    """Replaces the worker: builds, reports that, and takes steps until it has to stop."""
+class Training(Task):
+    """Builds, reports that, and takes steps until it has to stop."""
+
+    trains = True
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.each_step: Callable[[], object] = lambda: None
 
-    def work(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
+    def run(self, process: WorkerProcess) -> None:
         self.calls.append("build")
-        emit(READY)
+        process.report_ready(READY)
         self.calls.append("train")
         for step in range(1, 1001):
-            if should_stop():
+            if process.should_stop():
                 break
             time.sleep(0.005)
-            emit(MetricsLogged(step, {"train/loss": 1.0}))
+            process.emit(MetricsLogged(step, {"train/loss": 1.0}))
             self.each_step()
-        emit(RunEnded("KILLED", "stopped"))
-        return True
+        process.emit(RunEnded("KILLED", "stopped"))
 
 
 @pytest.fixture
@@ -259,11 +261,10 @@ def inline(
     """Runs a training in this process with a store; gives the exit code, why there is no run, and the run's folder."""
 
     def run(training: Training, tracker: Refusing) -> tuple[int, str, Path]:
-        monkeypatch.setattr("scaleflow.launcher.processes.local_host.run_worker", training.work)
         monkeypatch.setattr("scaleflow.launcher.launch.make_tracker", lambda *a, **k: tracker)
         folder = tmp_path / "run"
         folder.mkdir()
-        spec = RunSpec(plan("debug=inline", "tracking=none"), folder, 0.0)
+        spec = RunSpec(plan("debug=inline", "tracking=none"), folder, 0.0, training)
         outcome = launch_run(PreparedRun(spec, ComposedConfig({})))
         return outcome.code, outcome.error, folder
 
@@ -335,7 +336,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
     recorder = SimpleNamespace(refusal=None, wake=lambda: None, outage="")
-    return RunMonitor(RunSpec(plan, folder, 0.0), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
+    return RunMonitor(RunSpec(plan, folder, 0.0, TrainModel()), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
 
 
 def test_an_outage_of_the_store_is_shown_once_and_so_is_its_end(plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -502,7 +503,7 @@ def test_a_refusal_closes_the_progress_bar(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", shown)
     EventWriter(tmp_path / "events.jsonl")(RunReady("a-run"))
-    run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), ComposedConfig({}))
+    run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0, TrainModel()), ComposedConfig({}))
     with pytest.raises(ConfigError, match="contains a run already"):
         launch_run(run)
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
@@ -518,7 +519,7 @@ def test_a_command_that_does_not_record_takes_away_only_its_own(
     theirs = ["config.yaml", "events.jsonl", "record.json", "worker-0.log"]
     for name in ("events-worker-1.jsonl", "worker-1.log", *theirs):
         (folder / name).touch()
-    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), folder, 0.0, worker=1)
+    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), folder, 0.0, TrainModel(), worker=1)
     discard_folder(spec)
     assert sorted(path.name for path in folder.iterdir()) == theirs
     discard_folder(replace(spec, worker=0))
@@ -532,7 +533,9 @@ def test_files_of_other_machines_processes_stay_in_the_folder(
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     for name in ("events.jsonl", "events-worker-1.jsonl", "worker-0.log", "worker-1.log", "config.yaml"):
         (tmp_path / name).touch()
-    discard_folder(RunSpec(plan("strategy=multi_worker", "cluster=tf_config", "tracking=none"), tmp_path, 0.0))
+    discard_folder(
+        RunSpec(plan("strategy=multi_worker", "cluster=tf_config", "tracking=none"), tmp_path, 0.0, TrainModel())
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events-worker-1.jsonl", "worker-1.log"]
 
 
@@ -551,7 +554,7 @@ def test_a_lost_process_that_is_not_restarted_is_explained(
     cluster = {"worker": ["host0:2222", "host1:2222"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
     words = ("strategy=one_device", *words)
-    monitor = SimpleNamespace(spec=RunSpec(plan("tracking=none", *words), tmp_path, 0.0), stop=None)
+    monitor = SimpleNamespace(spec=RunSpec(plan("tracking=none", *words), tmp_path, 0.0, TrainModel()), stop=None)
     supervisor = Supervisor(monitor, SimpleNamespace())  # type: ignore[arg-type]
     supervisor._restarts = restarts
     assert supervisor._advise_restarts() == advice

@@ -28,6 +28,7 @@ from scaleflow.launcher.recording.system_metrics import (
     summarize,
 )
 from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.worker.tasks import TrainModel
 from tests.launcher.test_supervisor import wait_for
 
 OF_HOST = {
@@ -51,7 +52,7 @@ class Handle:
 
 @pytest.fixture
 def spec(plan: Callable[..., Plan], tmp_path: Path) -> RunSpec:
-    return RunSpec(plan(), tmp_path, 0.0)
+    return RunSpec(plan(), tmp_path, 0.0, TrainModel())
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_a
     names = ["chief.example", "other.example"]
     monkeypatch.setattr("socket.gethostname", lambda: names.pop(0))
     monkeypatch.setenv("TF_CONFIG", EXAMPLE)
-    chief = RunSpec(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0)
+    chief = RunSpec(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0, TrainModel())
     other = replace(chief, worker=1)
     before = EventWriter(other.events)
     before(SystemMetrics(1, {"system/gone.example/disk_usage_percentage": 1.0}))  # of an earlier attempt
@@ -213,10 +214,10 @@ def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_a
 def test_nothing_is_measured_where_it_is_not_wanted(
     plan: Callable[..., Plan], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    spec = RunSpec(plan(*words), tmp_path, 0.0)
+    spec = RunSpec(plan(*words), tmp_path, 0.0, TrainModel())
     with record_system_metrics(spec, make_machine_metrics(spec, [])):
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}
-    with record_system_metrics(RunSpec(plan(), tmp_path, 0.0, worker=1), make_machine_metrics(spec, [])):
+    with record_system_metrics(RunSpec(plan(), tmp_path, 0.0, TrainModel(), worker=1), make_machine_metrics(spec, [])):
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -17,6 +17,7 @@ from scaleflow.interfaces.events import Event, MetricsLogged, Note, StepsProfile
 from scaleflow.profiler import analysis_process
 from scaleflow.profiler.analysis_process import xplane_path
 from scaleflow.runs import RunSpec
+from scaleflow.worker.tasks import TrainModel
 from tests.conftest import Command, make_once
 
 E = TypeVar("E", bound=Event)
@@ -45,7 +46,7 @@ def train(plan: Any, folder: Path) -> list[Event]:
 
     folder.mkdir()
     events: list[Event] = []
-    spec = RunSpec(plan, folder, time.time())
+    spec = RunSpec(plan, folder, time.time(), TrainModel())
     setup = build_training(plan, events.append)
     begin_training(spec, setup, make_worker_sync(spec, setup, bool), events.append).run()
     return events

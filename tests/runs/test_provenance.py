@@ -39,6 +39,7 @@ from scaleflow.runs.provenance.tags import (
     read_run_tags,
     write_run_tags,
 )
+from scaleflow.worker.tasks import TrainModel
 
 OWN = (
     *("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=trunk"),
@@ -390,7 +391,7 @@ def record_run(plan: Callable[..., Plan], repository: Path, monkeypatch: pytest.
         made = plan("tracking=none", *(["tracking.code=false"] if changes.pop("without_code", False) else []))
         config = {**made.config, "model": {"_target_": "nets.build"}}
         made = replace(made, config=config, search=[str(repository)], resume=folder if resume else None)
-        spec = RunSpec(made, repository / folder, 0.0, **changes)
+        spec = RunSpec(made, repository / folder, 0.0, TrainModel(), **changes)
         spec.folder.mkdir(exist_ok=True)
         (spec.folder / "record.lock").touch()
         for number in range(1, resume + 1):

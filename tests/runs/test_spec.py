@@ -7,7 +7,9 @@ import pytest
 from scaleflow.config.plan import parse_sections
 from scaleflow.interfaces import Plan, secret_masking
 from scaleflow.interfaces.secret_masking import mask_secrets, remember_secrets
-from scaleflow.runs import EvaluationSpec, RunSpec
+from scaleflow.runs import RunSpec
+from scaleflow.worker.evaluate import EvaluateModel
+from scaleflow.worker.tasks import TrainModel
 
 
 @pytest.fixture
@@ -22,8 +24,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 def test_the_whole_spec_survives(plan: Callable[..., Plan], tmp_path: Path, known: set[str]) -> None:
     words = ("model=cnn", "strategy=mirrored", "training.early_stopping={monitor: val/loss}", "hardware.devices=[0,1]")
-    evaluation = EvaluationSpec("/x/model.keras", "models:/net/1", "test", precision=True)
-    spec = RunSpec(plan(*words), tmp_path, 1.5, 2, 3, "/sweep", "units=3", evaluation=evaluation)
+    task = EvaluateModel("/x/model.keras", "models:/net/1", "test", precision=True)
+    spec = RunSpec(plan(*words), tmp_path, 1.5, task, 2, 3, "/sweep", "units=3")
     line = spec.to_line()
     assert RunSpec.from_line(line) == spec
     assert line.count(b"\n") == 1
@@ -33,9 +35,11 @@ def test_the_whole_spec_survives(plan: Callable[..., Plan], tmp_path: Path, know
 def test_keys_that_only_the_launcher_needs_are_not_sent(
     plan: Callable[..., Plan], tmp_path: Path, known: set[str]
 ) -> None:
-    spec = RunSpec(plan(), tmp_path, 0.0, environment={"A": "of-a-job"}, server="/socket", tags={"team": "vision"})
+    spec = RunSpec(
+        plan(), tmp_path, 0.0, TrainModel(), environment={"A": "of-a-job"}, server="/socket", tags={"team": "vision"}
+    )
     received = RunSpec.from_line(spec.to_line({"A": "of-a-job"}))
-    assert received == RunSpec(spec.plan, tmp_path, 0.0)
+    assert received == RunSpec(spec.plan, tmp_path, 0.0, TrainModel())
 
 
 def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
@@ -43,7 +47,7 @@ def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
 ) -> None:
     remember_secrets(["of-the-launcher", "of-the-config", "of-the-environment", "of-the-store"])
     uri = "tracking.uri=http://me:of-the-store@host"
-    spec = RunSpec(plan("+optimizer.api_key=of-the-config", uri, "tracking.offline=true"), tmp_path, 0.0)
+    spec = RunSpec(plan("+optimizer.api_key=of-the-config", uri, "tracking.offline=true"), tmp_path, 0.0, TrainModel())
     line = spec.to_line({"HUB": "of-the-environment"})
     sent = base64.b64decode(line)
     assert b"of-the-config" in sent
@@ -66,6 +70,6 @@ def test_a_password_of_the_store_that_is_also_a_word_of_the_config_masks_no_othe
     plan: Callable[..., Plan], tmp_path: Path, known: set[str]
 ) -> None:
     remember_secrets(["mlflow"])
-    spec = RunSpec(plan("tracking.uri=http://mlflow:mlflow@host", "tracking.offline=true"), tmp_path, 0.0)
+    spec = RunSpec(plan("tracking.uri=http://mlflow:mlflow@host", "tracking.offline=true"), tmp_path, 0.0, TrainModel())
     received = RunSpec.from_line(spec.to_line()).plan.tracking
     assert (received.name, received.uri) == ("mlflow", "http://****@host")

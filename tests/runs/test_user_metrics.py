@@ -11,9 +11,9 @@ import pytest
 
 import scaleflow
 from scaleflow.interfaces import Plan
-from scaleflow.runs import RunSpec
+from scaleflow.runs import RunSpec, Task, WorkerProcess
 from scaleflow.runs.user_metrics import user_metrics
-from scaleflow.worker import train
+from scaleflow.worker.process import run_worker
 from tests.conftest import Command
 
 
@@ -56,18 +56,23 @@ def test_mlflows_fluent_api_names_what_to_use(isolated: Callable[..., Any], is_i
     assert all("use scaleflow.log_metric(name, value)" in message for message in messages)
 
 
+class UseOtherRuns(Task):
+    """Does what code of a user might do while a run is built."""
+
+    def run(self, process: WorkerProcess) -> None:
+        import mlflow
+
+        with pytest.raises(RuntimeError, match=r"use scaleflow\.log_metric"):
+            mlflow.set_tag("a", "b")
+        with pytest.raises(RuntimeError, match="no run trains in this process"):
+            scaleflow.log_metric("a", 1)
+
+
 def test_code_that_builds_a_run_begins_no_other_one(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mlflow
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "train_run", lambda *_: mlflow.set_tag("a", "b"))
-    with pytest.raises(RuntimeError, match=r"use scaleflow\.log_metric"):
-        train.run_worker(RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda event: None, bool)
-    monkeypatch.setattr(train, "train_run", lambda *_: scaleflow.log_metric("a", 1))
-    with pytest.raises(RuntimeError, match="no run trains in this process"):
-        train.run_worker(RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda event: None, bool)
+    assert run_worker(RunSpec(plan("tracking=none"), tmp_path, 0.0, UseOtherRuns()), lambda event: None, bool)
 
 
 MINE = """

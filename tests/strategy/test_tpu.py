@@ -62,7 +62,8 @@ def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]]
     from scaleflow import dataset
     from scaleflow.interfaces.events import to_fields
     from scaleflow.runs import RunSpec
-    from scaleflow.worker.train import run_worker
+    from scaleflow.worker.process import run_worker
+    from scaleflow.worker.tasks import TrainModel
 
     calls: list[str] = []
     events: list[dict[str, Any]] = []
@@ -76,7 +77,7 @@ def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]]
         return made
 
     dataset.make_feed = feed
-    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
+    run_worker(RunSpec(plan, folder, time.time(), TrainModel()), lambda event: events.append(to_fields(event)), bool)
     return calls, events, feeds[0]
 
 

@@ -14,6 +14,7 @@ from scaleflow.interfaces import IDENTITY, Plan, Tracking
 from scaleflow.launcher.launch import describe_part
 from scaleflow.runs import RunSpec
 from scaleflow.tracking import make_tracker
+from scaleflow.worker.tasks import TrainModel
 from tests.conftest import Command
 
 BEGAN = 1_700_000_000_000
@@ -107,7 +108,7 @@ def test_an_experiment_that_is_not_there_is_refused(uri: str, monkeypatch: pytes
 def test_a_run_that_goes_on_says_that_it_is_another(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = RunSpec(plan(), tmp_path, 0.0)
+    spec = RunSpec(plan(), tmp_path, 0.0, TrainModel())
     (tmp_path / "record.json").write_text('{"run_id": "abc", "offset": 1}')
     monkeypatch.setenv("MLFLOW_RUN_ID", "def")
     assert describe_part(spec, True) == ["note: MLFLOW_RUN_ID=def is not used: the resumed run is abc"]

@@ -12,6 +12,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunSpec
 from scaleflow.tracking import locate_weights
+from scaleflow.worker.tasks import TrainModel
 
 Make = Callable[..., Any]
 
@@ -61,6 +62,6 @@ def test_a_folder_with_weights_alone_is_refused_with_what_they_are_good_for(plan
 def test_the_worker_is_told_the_file_and_the_config_keeps_what_was_said(plan: Make, tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_text("weights")
     with locate_weights(plan(f"model.init_from={tmp_path}")) as found:
-        sent = RunSpec.from_line(RunSpec(found, tmp_path, 0.0).to_line()).plan
+        sent = RunSpec.from_line(RunSpec(found, tmp_path, 0.0, TrainModel()).to_line()).plan
     assert sent.weights == str(tmp_path / "model.keras")
     assert sent.model.init_from == sent.config["model"]["init_from"] == str(tmp_path)

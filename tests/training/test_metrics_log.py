@@ -140,12 +140,13 @@ def measure_utilisation(plan: Any, folder: Path) -> list[dict[str, float]]:
 
     from scaleflow.runs import RunSpec
     from scaleflow.worker.build import build_training
+    from scaleflow.worker.tasks import TrainModel
     from scaleflow.worker.train import begin_training, make_worker_sync
 
     events: list[dict[str, float]] = []
     built = build_training(plan, ignore)
     built = dataclasses.replace(built, facts=dataclasses.replace(built.facts, peak_flops=1e12))
-    job = RunSpec(plan, folder, time.time())
+    job = RunSpec(plan, folder, time.time(), TrainModel())
 
     def emit(event: Event) -> None:
         events.append(getattr(event, "values", {}))

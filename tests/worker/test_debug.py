@@ -13,6 +13,7 @@ import pytest
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
 from scaleflow.interfaces.events import CheckpointSaved, Event, FaultReported, MetricsLogged, ModelExported, RunEnded
 from scaleflow.runs import RunSpec
+from scaleflow.worker.tasks import TrainModel
 
 BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")
 SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
@@ -21,10 +22,10 @@ TWO = ("strategy=mirrored", "hardware.logical_devices=2")
 
 def train(plan: Any, folder: str) -> list[Event]:
     """All events of a worker."""
-    from scaleflow.worker.train import run_worker
+    from scaleflow.worker.process import run_worker
 
     events: list[Event] = []
-    run_worker(RunSpec(plan, Path(folder), time.time()), events.append, bool)
+    run_worker(RunSpec(plan, Path(folder), time.time(), TrainModel()), events.append, bool)
     return events
 
 

@@ -38,13 +38,14 @@ def break_extras(folder: Path) -> tuple[str, list[str]]:
     from scaleflow import training
     from scaleflow.interfaces.events import Note
     from scaleflow.runs import EventReader
-    from scaleflow.worker import train
+    from scaleflow.worker import ready, train
 
     def fail(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("broken")
 
     for name in EXTRAS:
-        setattr(train, name, fail)
+        module = ready if hasattr(ready, name) else train
+        setattr(module, name, fail)
     training.baselines = fail
     os.chdir(folder)
     result = scaleflow.run(*WORDS)

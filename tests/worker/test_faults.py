@@ -20,6 +20,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.failures import explain_out_of_memory
 from scaleflow.worker.runtime import make_evaluation_batching
+from scaleflow.worker.tasks import TrainModel
 from tests.conftest import Command
 
 OOM = (
@@ -105,6 +106,7 @@ class Files:
 def train(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[Event]:
     """All events of a worker; `spoil` gets what was built once the run is ready."""
     from scaleflow.worker import train as worker
+    from scaleflow.worker.process import run_worker
 
     events: list[Event] = []
     build = worker.build_training
@@ -121,7 +123,7 @@ def train(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[Event]:
 
     worker.build_training = build_and_keep
     try:
-        worker.run_worker(RunSpec(plan, Path(folder), time.time()), emit, bool)
+        run_worker(RunSpec(plan, Path(folder), time.time(), TrainModel()), emit, bool)
     finally:
         worker.build_training = build
     return events

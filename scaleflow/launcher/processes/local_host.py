@@ -13,8 +13,7 @@ from dataclasses import replace
 from scaleflow.cluster.gpus import gpu_environments, visible_gpus
 from scaleflow.cluster.tasks import count_processes, make_tf_config_environments
 from scaleflow.cluster.tf_config import TF_CONFIG
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, RunEnded, RunReady, RunRefused
+from scaleflow.interfaces.events import Event, RunEnded, RunReady
 from scaleflow.launcher.display import IMPORTING
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.supervisor import choose_reason
@@ -22,7 +21,7 @@ from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, s
 from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.launcher.recording.system_metrics import make_machine_metrics, record_system_metrics
 from scaleflow.runs import EventWriter, RunSpec
-from scaleflow.worker.train import run_worker
+from scaleflow.worker.process import run_worker
 
 
 class LocalHost:
@@ -116,11 +115,9 @@ class InlineRun:
             if isinstance(event, RunReady):
                 self._wait_for_store()
 
-        try:
-            if not run_worker(self.spec, emit, self._must_stop) and monitor.state.is_ready:
-                write(RunEnded("FAILED", monitor.state.fault))
-        except ConfigError as refusal:  # the store refused the run
-            write(RunRefused(str(refusal)))
+        is_done = run_worker(self.spec, emit, self._must_stop)
+        if not is_done and monitor.state.is_ready and monitor.state.last is None:
+            write(RunEnded("FAILED", monitor.state.fault))
 
     def _must_stop(self) -> bool:
         return self._monitor.stop.is_set() or self._monitor.recorder.refusal is not None
@@ -128,7 +125,7 @@ class InlineRun:
     def _wait_for_store(self) -> None:
         """Waits until the store has the run: training cannot be ended from outside if the store refuses the run.
 
-        Raises ConfigError if it refuses it.
+        Raises ConfigError if it refuses it, which the worker reports.
         """
         deadline, recorder = time.monotonic() + STORE_SECONDS, self._monitor.recorder
         while not self._must_stop() and not self._monitor.has_stored():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scaleflow.launcher.processes.server_start import start_fork_server
-from scaleflow.launcher.processes.worker_process import WorkerProcess
+from scaleflow.launcher.processes.worker_process import LocalWorker
 from scaleflow.launcher.recording.system_metrics import MachineMetrics, Values, name_by_host
 from scaleflow.runs import RunSpec
 
@@ -41,11 +41,11 @@ class WorkerActor:
         self._server = self._resources.enter_context(start_fork_server())
         self._port = socket.socket()
         self._port.bind(("", 0))
-        self._started: WorkerProcess | None = None
+        self._started: LocalWorker | None = None
         self._measure: Callable[[], Values] | None = None
 
     @property
-    def _process(self) -> WorkerProcess:
+    def _process(self) -> LocalWorker:
         assert self._started is not None
         return self._started
 
@@ -62,7 +62,7 @@ class WorkerActor:
     def start(self, spec: RunSpec, environment: Mapping[str, str]) -> int:
         """Starts the process and returns its id. `environment` has variables to add to those of the machine."""
         self._port.close()  # as late as possible, so that no other process takes the port
-        self._started = WorkerProcess(spec, {"TMPDIR": self._temporary.name, **environment}, self._server)
+        self._started = LocalWorker(spec, {"TMPDIR": self._temporary.name, **environment}, self._server)
         self._started.release()  # the launcher has opened the store
         return self._wait_for_pid()
 

@@ -145,7 +145,7 @@ class Supervisor:
     def _advise_restarts(self) -> str:
         """Returns how a later run would survive the loss of a process; empty if it could not be restarted."""
         plan = self._spec.plan
-        if self._spec.trial is not None:
+        if not self._spec.task.trains:
             return ""
         try:
             check_rules(set_values(plan, {"cluster.max_restarts": 3}))
@@ -166,8 +166,8 @@ class Supervisor:
     @property
     def _allowed_restarts(self) -> int:
         plan = self._spec.plan
-        if self._spec.trial is not None:
-            return 0  # a trial has no checkpoints
+        if not self._spec.task.trains:
+            return 0  # there are no checkpoints
         if plan.cluster.max_restarts is not None:
             return plan.cluster.max_restarts
         engine = find_engine(plan.cluster)

@@ -294,7 +294,7 @@ class RunProcess(ABC):
         return EndReason(str(WorkerDied(self.describe_exit(), lines, self.spec.name)))
 
 
-class WorkerProcess(RunProcess):
+class LocalWorker(RunProcess):
     """A process on this machine. It ends when the launcher ends, and has its own log.
 
     `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored; `server` is the
@@ -359,17 +359,17 @@ class WorkerProcess(RunProcess):
 @contextlib.contextmanager
 def start_workers(
     jobs: Sequence[RunSpec], environments: Sequence[Mapping[str, str]], server: str
-) -> Iterator[list[WorkerProcess]]:
+) -> Iterator[list[LocalWorker]]:
     """Starts the processes of a run on this machine, each with its own variables, and yields them, the chief first.
 
     After the block, the processes are dead and their temporary files are deleted.
     """
-    workers: list[WorkerProcess] = []
+    workers: list[LocalWorker] = []
     watch = MessageWatch()
     temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
     try:
         for spec, environment in zip(jobs, environments, strict=True):
-            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server, watch=watch))
+            workers.append(LocalWorker(spec, {"TMPDIR": temporary.name, **environment}, server, watch=watch))
         yield workers
     finally:
         for worker in workers:

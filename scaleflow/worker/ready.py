@@ -1,0 +1,78 @@
+"""Reports `ready`, and what is known of a run by then: its params, its data, and some augmented examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from scaleflow.config.parse import flatten_config
+from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import ArtifactWritten, Emit, Note, RunReady, TagsSet
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.runs import RunSpec, WorkerProcess
+from scaleflow.runs.run_name import make_run_name
+from scaleflow.runs.state import make_length_tags
+from scaleflow.worker.augmented_sheet import write_sheet
+from scaleflow.worker.build import TrainingSetup
+from scaleflow.worker.failures import guard
+from scaleflow.worker.metadata import explain_other_data, report_metadata, write_data_files
+
+
+def report_ready(
+    process: WorkerProcess, setup: TrainingSetup, label: str, params: Mapping[str, str], step: int = 0
+) -> None:
+    """Reports `ready`: from here on there is a run, or it continues at `step`.
+
+    Args:
+        label: what distinguishes the run from others, for its name.
+        params: of the run in the store.
+    """
+    spec, emit, plan = process.spec, process.emit, process.spec.plan
+    resolved = setup.facts.resolved
+    process.report_ready(
+        RunReady(
+            name=make_run_name(plan, resolved, label),
+            began=int(spec.started * 1000),
+            tags=plan.tracking.tags or {},
+            params=params,
+            steps=resolved["steps"],
+            epochs=resolved["epochs"],
+            modes=dict(setup.engine.objective.modes),
+            search=list(plan.search),
+            parent=spec.parent,
+            resumed=step if spec.is_resumed else None,
+        )
+    )
+    if spec.length and spec.records:  # params cannot change
+        emit(TagsSet(make_length_tags(spec.length)))
+    if is_first_report(spec, setup) and setup.facts.metadata is not None:
+        with guard("the description of the data and of the model", emit):
+            report_metadata(setup.facts.metadata, spec.files, emit)
+        with guard("the list of the data's files", emit):
+            write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
+        if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
+            emit(Note(f"rerun: the data is not that of the first run: {changes}"))
+        report_augmented(spec, setup, emit)
+
+
+def list_params(plan: Plan, setup: TrainingSetup) -> dict[str, str]:
+    """Returns the params of a run: its choices, every key of its config, and what replaced `auto` and the like."""
+    config = flatten_config(mask_secrets(plan.config))
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    params = {**plan.choices, **texts}
+    params |= {f"resolved.{key}": str(value) for key, value in setup.facts.resolved.items()}
+    params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
+    return params
+
+
+def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
+    """Returns whether this process reports the data of a run, and has not done so before."""
+    return setup.facts.metadata is not None and spec.records and not spec.is_resumed
+
+
+def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
+    """Logs some augmented examples, to look at. A fault there does not end the run."""
+    with guard("the sheet of augmented examples", emit):
+        words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
+        for path in write_sheet(setup.feeds.train, setup.splits, words, folder=spec.files.plots):
+            emit(ArtifactWritten(str(path), spec.files.plots.name))
