@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.tf_config import EXAMPLE, TF_CONFIG
+from scaleflow.config.conditions import find_keys
 from scaleflow.config.plan import explain_rule, find_applicable, list_rules, parse_plan
 from scaleflow.interfaces import Hardware, Plan, Precision, Rule, Strategy, Training
 from scaleflow.launcher.prepare import resolve_environment
@@ -191,11 +192,14 @@ def format_verdict(cells: Sequence[CheckedCell], axis: Axis) -> tuple[str, list[
     Cells that are refused because of other axes are left out, unless no others remain.
     """
     relevant = [
-        cell for cell in cells if all(axis.key in rule.keys for rule in cell.messages if rule.verdict == "refused")
+        cell
+        for cell in cells
+        if all(axis.key in find_keys(rule) for rule in cell.messages if rule.verdict == "refused")
     ] or cells
     for kind, always, sometimes in (("refused", "no", "depends"), ("warning", "warns", "may warn")):
         matches = [
-            [rule for rule in cell.messages if rule.verdict == kind and axis.key in rule.keys] for cell in relevant
+            [rule for rule in cell.messages if rule.verdict == kind and axis.key in find_keys(rule)]
+            for cell in relevant
         ]
         if any(matches):
             rules = [rule for rule in list_rules() if any(rule in match for match in matches)]
@@ -236,7 +240,8 @@ def render_notes(cells: Sequence[CheckedCell], reasons: Mapping[Rule, int]) -> I
     yield "\n## Other combinations that are refused or give a warning\n"
     for rule in list_rules():
         if rule not in reasons:
-            yield f"- {rule.verdict}: {' with '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}; {rule.instead}"
+            keys = " with ".join(f"`{key}`" for key in find_keys(rule))
+            yield f"- {rule.verdict}: {keys}: {rule.reason}; {rule.instead}"
 
 
 def to_markdown_code(message: str) -> str:

@@ -295,11 +295,6 @@ def resources(cluster: KubernetesCluster) -> dict[str, Any]:
     return {**optional_entry("requests", {**cpus, **memory}), **optional_entry("limits", {**memory, **gpus})}
 
 
-def lacks_key(plan: Plan, key: str) -> bool:
-    """Whether a key is not set for a Job that `cluster.submit` starts."""
-    return plan.cluster.submit is not None and not getattr(pod_options(plan), key)
-
-
 ENGINE = ClusterEngine(
     name="kubernetes",
     section=KubernetesCluster,
@@ -311,35 +306,34 @@ ENGINE = ClusterEngine(
     render_job=lambda plan, *job: manifest(pod_options(plan), *job),
     rules=(
         Rule(
-            ("checkpoint.max_seconds", "cluster"),
-            lambda p: p.checkpoint.max_seconds is not None,
+            "checkpoint.max_seconds!=null & cluster=kubernetes",
             "a pod that stops at this limit looks preempted, and Kubernetes starts it again at once",
-            instead="set activeDeadlineSeconds in the Job, and leave it null",
+            "set activeDeadlineSeconds in the Job, and leave it null",
         ),
         Rule(
-            ("cluster.image", "cluster"),
-            lambda p: lacks_key(p, "image"),
+            "!cluster.image & cluster=kubernetes & cluster.submit!=null",
             "a pod needs an image with Python, scaleflow and your code",
-            instead="set cluster.image=REGISTRY/IMAGE:TAG",
+            "set cluster.image=REGISTRY/IMAGE:TAG",
+            keys=("cluster.image", "cluster"),
         ),
         Rule(
-            ("cluster.volume", "checkpoint"),
-            lambda p: lacks_key(p, "volume") and p.checkpoint.name != "none",
+            "!cluster.volume & checkpoint!=none & cluster.submit!=null",
             "without a volume the run's folder, with its checkpoints, is deleted with the pod",
-            instead="set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
+            "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
+            keys=("cluster.volume", "checkpoint"),
         ),
         Rule(
-            ("cluster.volume", "strategy"),
-            lambda p: lacks_key(p, "volume") and p.strategy.has_coordinator,
+            "!cluster.volume & strategy=parameter_server & cluster.submit!=null",
             "the pods of servers read in the run's folder whether the coordinator has finished",
-            instead="set cluster.volume to a PersistentVolumeClaim that all pods can write to",
+            "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
+            keys=("cluster.volume", "strategy"),
         ),
         Rule(
-            ("tracking.uri", "cluster.env_from", "cluster"),
-            lambda p: lacks_key(p, "env_from") and not p.tracking.uri and p.tracking.name != "none",
+            "!tracking.uri & tracking!=none & !cluster.env_from & cluster.submit!=null",
             "the store would be a file in the first pod, which is deleted with the pod",
-            instead="set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
+            "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
             "tracking=none",
+            keys=("tracking.uri", "cluster.env_from", "cluster"),
         ),
     ),
 )

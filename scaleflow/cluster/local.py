@@ -11,10 +11,9 @@ ENGINE = ClusterEngine(
     is_local=True,
     rules=(
         Rule(
-            ("cluster.workers", "cluster"),
-            lambda p: (p.cluster.workers or 1) > MAX_LOCAL_WORKERS,
+            f"cluster.workers>{MAX_LOCAL_WORKERS} & cluster=local",
             f"one machine runs at most {MAX_LOCAL_WORKERS} workers",
-            instead="use cluster=ray, slurm or kubernetes for more",
+            "use cluster=ray, slurm or kubernetes for more",
         ),
     ),
 )

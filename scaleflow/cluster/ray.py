@@ -310,22 +310,21 @@ ENGINE = ClusterEngine(
     check_reachable=check_address,
     rules=(
         Rule(
-            ("cluster.min_workers", "cluster.workers"),
-            lambda p: (ray_options(p).min_workers or 0) > (p.cluster.workers or 2),
+            "cluster.min_workers!=null",
             "the run would start with fewer workers than the minimum",
-            instead="use more cluster.workers, or a smaller cluster.min_workers",
+            "use more cluster.workers, or a smaller cluster.min_workers",
+            keys=("cluster.min_workers", "cluster.workers"),
+            only_if=lambda p: (ray_options(p).min_workers or 0) > (p.cluster.workers or 2),
         ),
         Rule(
-            ("cluster.min_workers", "strategy"),
-            lambda p: ray_options(p).min_workers is not None and not p.strategy.has_several_processes,
+            "cluster.min_workers!=null & strategy not in multi_worker|parameter_server",
             "this strategy runs in one process",
-            instead="use strategy=multi_worker or parameter_server, or leave it null",
+            "use strategy=multi_worker or parameter_server, or leave it null",
         ),
         Rule(
-            ("debug.inline", "cluster"),
-            lambda p: p.debug.inline,
+            "debug.inline & cluster=ray",
             "Ray can run the process on a machine without the debugger's terminal",
-            instead="use cluster=local",
+            "use cluster=local",
         ),
     ),
 )

@@ -96,10 +96,10 @@ ENGINE = ClusterEngine(
     name="tf_config",
     rules=(
         Rule(
-            ("strategy", "cluster"),
-            lambda p: p.strategy.has_coordinator and not (p.task and p.task.servers),
+            "strategy=parameter_server & cluster=tf_config",
             "TF_CONFIG names no parameter servers (ps)",
-            instead="add a chief, worker and ps, or use strategy=multi_worker",
+            "add a chief, worker and ps, or use strategy=multi_worker",
+            only_if=lambda p: p.task is None or not p.task.servers,
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.config import ThresholdGoal
@@ -14,33 +14,31 @@ ADVICE = {
     **{f"evaluation.{key}": f"leave evaluation.{key} null" for key in ("calibrate", "interval", "sets")},
 }
 
-#: What has no validation rows that can decide: the key, when, why, and what else would work.
-OBSTACLES: Sequence[tuple[str, Callable[[Plan], bool], str, str]] = (
+#: What has no validation rows that can decide: when, why, and what else would work.
+OBSTACLES: Sequence[tuple[str, str, str]] = (
     (
-        "dataset.validation",
-        lambda p: p.dataset.validation in (None, 0),
+        "dataset.validation in null|0",
         "there are no validation rows to decide by",
         "set dataset.validation=0.1, or ",
     ),
     (
-        "dataset.fold",
-        lambda p: p.dataset.fold is not None,
+        "dataset.fold!=null",
         "the rows of the fold would be both what decides and what is measured",
         "",
     ),
     (
-        "strategy",
-        lambda p: p.strategy.name in ("parameter_server", "tpu", "pipeline"),
+        "strategy in parameter_server|tpu|pipeline",
         "this strategy keeps no outputs of the validation rows",
         "use another strategy, or ",
     ),
-    ("debug.overfit", lambda p: p.debug.overfit, "debug.overfit has no validation rows of its own", ""),
+    ("debug.overfit", "debug.overfit has no validation rows of its own", ""),
 )
 
 
-def make_rule(key: str, obstacle: tuple[str, Callable[[Plan], bool], str, str]) -> Rule:
-    other, applies, why, advice = obstacle
-    return Rule((key, other), lambda p: key in p.evaluation.learned and applies(p), why, instead=advice + ADVICE[key])
+def make_rule(key: str, obstacle: tuple[str, str, str]) -> Rule:
+    """Returns the rule about a key that the validation rows decide."""
+    condition, why, advice = obstacle
+    return Rule(f"{key} & {condition}", why, advice + ADVICE[key], only_if=lambda p: key in p.evaluation.learned)
 
 
 #: Functions that a name alone may be, in a config that somebody else may have written.
@@ -68,28 +66,28 @@ def has_unknown_direction(plan: Plan) -> bool:
 
 EVALUATION_RULES: Sequence[Rule] = (
     Rule(
-        ("promotion.at_least",),
-        has_unknown_direction,
+        "promotion.at_least",
         "it is not known whether larger values of each metric are better",
-        instead=NAME_ADVICE,
+        NAME_ADVICE,
+        only_if=has_unknown_direction,
     ),
     Rule(
-        ("evaluation.metrics",),
-        has_unknown_metric,
+        "evaluation.metrics",
         "a name alone is that of a metric of scikit-learn, such as sklearn.metrics.cohen_kappa_score",
-        instead="write a function of yours as {_target_: my_code.cost}",
+        "write a function of yours as {_target_: my_code.cost}",
+        only_if=has_unknown_metric,
     ),
     Rule(
-        ("evaluation.threshold",),
-        lambda p: isinstance(p.evaluation.threshold, ThresholdGoal) and not p.evaluation.threshold.is_one,
+        "evaluation.threshold",
         "a threshold has one goal",
-        instead="give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
+        "give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
+        only_if=lambda p: isinstance(p.evaluation.threshold, ThresholdGoal) and not p.evaluation.threshold.is_one,
     ),
     Rule(
-        ("evaluation.miss_cost", "evaluation.threshold"),
-        has_two_costs,
+        "evaluation.miss_cost & evaluation.threshold",
         "these are two costs of a miss, and a report has one",
-        instead="leave evaluation.miss_cost and evaluation.alarm_cost out",
+        "leave evaluation.miss_cost and evaluation.alarm_cost out",
+        only_if=has_two_costs,
     ),
     *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
 )

@@ -1,20 +1,22 @@
 """The rules about the optimizer, what is searched before a run, and limits of time."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from scaleflow.cluster.engines import find_engine
+from scaleflow.config.device_rules import runs_elsewhere
 from scaleflow.interfaces import Plan, Rule, parse_duration
 
 
-def validates(plan: Plan) -> bool:
-    return bool(plan.dataset.validation or plan.dataset.fold)
-
-
-def find_weight_decay(arguments: Mapping[str, Any]) -> Any:
-    """Returns a weight decay of an optimizer; what does not name one may have a default."""
+def has_weight_decay(plan: Plan) -> bool:
+    """Whether the optimizer has a weight decay. One that does not name it may have a default."""
+    arguments = plan.optimizer.target.arguments
     values = [arguments[name] for name in ("weight_decay", "adam_weight_decay") if name in arguments]
-    return next(filter(None, values), None) if values else True
+    return not values or any(values)
+
+
+def is_lowered_by_validation(plan: Plan) -> bool:
+    """Whether a value of the validation split lowers the learning rate."""
+    watched = plan.optimizer.watched
+    return watched is not None and watched.monitor.startswith("val/")
 
 
 #: The reason and the advice for a text that is no time.
@@ -22,104 +24,95 @@ NO_TIME = "this is no time", "write 600 for seconds, or 10m, 2h, 1d"
 
 OPTIMIZER_RULES: Sequence[Rule] = (
     Rule(
-        ("training.batch_size", "training.global_batch_size"),
-        lambda p: p.training.batch_size == "auto" and p.training.global_batch_size is not None,
+        "training.batch_size=auto & training.global_batch_size!=null",
         "the global batch size leaves nothing to find",
-        instead="leave training.global_batch_size null, or training.batch_size at its default",
+        "leave training.global_batch_size null, or training.batch_size at its default",
     ),
     Rule(
-        ("training.batch_size", "strategy"),
-        lambda p: p.training.batch_size == "auto" and p.strategy.name == "parameter_server",
+        "training.batch_size=auto & strategy=parameter_server",
         "its workers do not take steps together, so a trial cannot measure one",
-        instead="set a number, or use another strategy",
+        "set a number, or use another strategy",
     ),
     Rule(
-        ("training.batch_size", "cluster"),
-        lambda p: p.training.batch_size == "auto" and not find_engine(p.cluster).is_local,
+        "training.batch_size=auto",
         "the trials before the run use this machine only",
-        instead="use cluster=local, or set a number",
+        "use cluster=local, or set a number",
+        keys=("training.batch_size", "cluster"),
+        only_if=runs_elsewhere,
     ),
     Rule(
-        ("training.batch_size", "debug.inline"),
-        lambda p: p.training.batch_size == "auto" and p.debug.inline,
+        "training.batch_size=auto & debug.inline",
         "the trials and the run each need a process of their own",
-        instead="set a number",
+        "set a number",
     ),
     Rule(
-        ("optimizer.learning_rate", "debug.inline"),
-        lambda p: p.optimizer.learning_rate == "auto" and p.debug.inline,
+        "optimizer.learning_rate=auto & debug.inline",
         "the trials and the run each need a process of their own",
-        instead="set a number",
+        "set a number",
     ),
     Rule(
-        ("training.batch_size", "debug.fast"),
-        lambda p: p.training.batch_size == "auto" and p.debug.fast,
+        "training.batch_size=auto & debug.fast",
         "one step needs no fast batch",
-        instead="set a number",
+        "set a number",
     ),
     Rule(
-        ("optimizer.schedule",),
-        lambda p: p.optimizer.schedule in ("step", "cosine_restarts") and p.optimizer.step_every is None,
+        "optimizer.schedule in step|cosine_restarts & optimizer.step_every=null",
         "the schedule needs the number of updates between two changes: a multiplication by optimizer.step_factor, or "
         "a restart",
-        instead="set optimizer.step_every",
+        "set optimizer.step_every",
+        keys=("optimizer.schedule",),
     ),
     Rule(
-        ("optimizer.schedule", "optimizer.final_rate"),
-        lambda p: p.optimizer.schedule == "exponential" and p.optimizer.final_rate == 0,
+        "optimizer.schedule=exponential & optimizer.final_rate=0",
         "the rate falls by the same factor in each update, and never becomes 0",
-        instead="set optimizer.final_rate=0.01",
+        "set optimizer.final_rate=0.01",
     ),
     Rule(
-        ("optimizer.plateau", "optimizer.schedule"),
-        lambda p: p.optimizer.plateau is not None and p.optimizer.watched is None,
+        "optimizer.plateau!=null & optimizer.schedule!=plateau",
         "no value lowers the rate of this schedule",
-        instead="set optimizer.schedule=plateau, or leave optimizer.plateau out",
+        "set optimizer.schedule=plateau, or leave optimizer.plateau out",
     ),
     Rule(
-        ("optimizer.schedule", "dataset.validation"),
-        lambda p: (
-            p.optimizer.watched is not None and p.optimizer.watched.monitor.startswith("val/") and not validates(p)
-        ),
+        "optimizer.schedule=plateau & !dataset.validation & !dataset.fold",
         "there is no validation split",
-        instead="set dataset.validation=0.1, or optimizer.plateau.metric=train/loss",
+        "set dataset.validation=0.1, or optimizer.plateau.metric=train/loss",
+        keys=("optimizer.schedule", "dataset.validation"),
+        only_if=is_lowered_by_validation,
     ),
     Rule(
-        ("optimizer.schedule", "training.engine"),
-        lambda p: p.optimizer.watched is not None and p.training.engine == "fit",
+        "optimizer.schedule=plateau & training.engine=fit",
         "the schedule acts between the calls of scaleflow's own loop",
-        instead="use training.engine=loop, or the callback keras.callbacks.ReduceLROnPlateau",
+        "use training.engine=loop, or the callback keras.callbacks.ReduceLROnPlateau",
     ),
     Rule(
-        ("optimizer.schedule", "optimizer.step_factor"),
-        lambda p: p.optimizer.watched is not None and p.optimizer.step_factor == 1,
+        "optimizer.schedule=plateau & optimizer.step_factor=1",
         "the rate would never fall",
-        instead="set optimizer.step_factor=0.1",
+        "set optimizer.step_factor=0.1",
     ),
     Rule(
-        ("optimizer.warmup_steps",),
-        lambda p: isinstance(p.optimizer.warmup_steps, float) and p.optimizer.warmup_steps >= 1,
+        "optimizer.warmup_steps>=1",
         "a number of updates is whole, and a fraction of the run is below 1",
-        instead="write 100, or 0.05 for the first 5 percent of the updates",
+        "write 100, or 0.05 for the first 5 percent of the updates",
+        only_if=lambda p: isinstance(p.optimizer.warmup_steps, float),
     ),
-    Rule(("training.max_seconds",), lambda p: parse_duration(p.training.max_seconds) == 0, *NO_TIME),
-    Rule(("sweep.max_seconds",), lambda p: parse_duration(p.sweep.max_seconds) == 0, *NO_TIME),
+    Rule("training.max_seconds!=null", *NO_TIME, only_if=lambda p: parse_duration(p.training.max_seconds) == 0),
+    Rule("sweep.max_seconds!=null", *NO_TIME, only_if=lambda p: parse_duration(p.sweep.max_seconds) == 0),
     Rule(
-        ("optimizer.no_decay",),
-        lambda p: bool(p.optimizer.no_decay) and not find_weight_decay(p.optimizer.target.arguments),
+        "optimizer.no_decay",
         "there is no weight decay to leave them out of",
-        instead="set optimizer.weight_decay=0.01, or use optimizer=adamw",
+        "set optimizer.weight_decay=0.01, or use optimizer=adamw",
+        only_if=lambda p: not has_weight_decay(p),
     ),
     Rule(
-        ("optimizer._target_",),
-        lambda p: p.optimizer.target.path.endswith(".ScheduleFreeAdamW"),
+        "optimizer._target_",
         "its model has to be averaged before it is evaluated, which Keras leaves to the user",
-        instead="use optimizer=adamw optimizer.ema=0.99",
+        "use optimizer=adamw optimizer.ema=0.99",
+        only_if=lambda p: p.optimizer.target.path.endswith(".ScheduleFreeAdamW"),
     ),
     Rule(
-        ("optimizer.rate_factors",),
-        lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
+        "optimizer.rate_factors",
         "a layer whose learning rate is 0 does not train",
-        instead="leave it out, and use model.freeze=[PATTERN]",
+        "leave it out, and use model.freeze=[PATTERN]",
+        only_if=lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
     ),
 )

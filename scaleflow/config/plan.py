@@ -4,9 +4,9 @@ The functions depend only on their arguments. `launcher/prepare.py` reads the en
 store). The worker checks what needs TensorFlow or the code of a `_target_`.
 
 Each combination that cannot work is one `Rule` in a module `..._rules.py`, or in the `rules` of a cluster engine if it
-is only about that engine. `tests/combinations.py` renders the docs page from them. The launcher checks them with the
-config, in which `auto` means not known yet. The worker checks them again with the actual devices, strategy and
-precision, before `ready`.
+is only about that engine. `conditions.py` says how their conditions are written. `tests/combinations.py` renders the
+docs page from them. The launcher checks them with the config, in which `auto` means not known yet. The worker checks
+them again with the actual devices, strategy and precision, before `ready`.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ from typing import Any, Literal, cast
 
 from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.cluster.tasks import count_synchronous_workers
+from scaleflow.config.conditions import find_keys, find_value, is_applicable
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.evaluation_rules import EVALUATION_RULES
 from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
-from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
+from scaleflow.config.training_rules import TRAINING_RULES
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
@@ -33,12 +34,12 @@ from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strateg
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
-#: For each: the package and the first version that can, the key, whether a plan needs it, and what works instead.
+#: For each: the package and the first version that can, the key, when a plan needs it, and what works instead.
 #: Older versions train, too, but with other losses or other numbers of examples than one device, which tests show.
-NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...] = (
-    ("keras", (3, 14), "strategy", lambda plan: plan.strategy.name == "pipeline", "use strategy=mirrored"),
-    ("keras", (3, 12), "training.engine", is_fit_mirrored, "use training.engine=loop"),
-    ("keras", (3, 11), "hardware.remat", lambda plan: plan.hardware.remat is not False, "use hardware.remat=false"),
+NEEDS: tuple[tuple[str, tuple[int, int], str, str, str], ...] = (
+    ("keras", (3, 14), "strategy", "strategy=pipeline", "use strategy=mirrored"),
+    ("keras", (3, 12), "training.engine", "training.engine=fit & strategy=mirrored", "use training.engine=loop"),
+    ("keras", (3, 11), "hardware.remat", "hardware.remat!=false", "use hardware.remat=false"),
 )
 
 
@@ -46,12 +47,12 @@ NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...]
 def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Rule, ...]:
     """Returns the rules that hold with the versions that are installed."""
     rules = []
-    for package, least, key, is_needed, instead in NEEDS:
+    for package, least, key, condition, instead in NEEDS:
         installed = find_version(package)
         if to_series(installed) < least:
             name = f"{package.capitalize()} {'.'.join(map(str, least))}"
             reason = f"this needs {name} or newer, and {installed} is installed"
-            rules.append(Rule((key,), is_needed, reason, instead=f"{instead}, or install {name}"))
+            rules.append(Rule(condition, reason, f"{instead}, or install {name}", keys=(key,)))
     return tuple(rules)
 
 
@@ -63,27 +64,15 @@ MAX_SHOWN_KEYS = 3
 
 def explain_rule(rule: Rule, plan: Plan) -> str:
     """Returns the text for the user: keys, values, reason, and what would work."""
-    settings = " with ".join(f"{key}={format_value(value_of(plan, key))}" for key in rule.keys)
+    settings = " with ".join(f"{key}={format_value(find_value(plan, key))}" for key in find_keys(rule))
     return f"{settings}: {rule.reason}; {rule.instead}"
-
-
-def value_of(plan: Plan, key: str) -> object:
-    """Returns the value of a dotted key in a plan. The value of a config group is its option."""
-    value: object = plan
-    for part in key.split("."):
-        name = part
-        if part == "_target_":  # of a section that names a class, or of the target itself
-            value, name = getattr(value, "target", value), "path"
-        is_known = value is not plan.cluster or hasattr(value, name)
-        value = getattr(value, name) if is_known else plan.config["cluster"].get(name)  # only another engine has it
-    return getattr(value, "name", value)
 
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
     rules = (*RULES, *find_version_rules(), *engine_rules)
-    return (rule for rule in rules if rule.applies(plan))
+    return (rule for rule in rules if is_applicable(rule, plan))
 
 
 def list_rules() -> Sequence[Rule]:
@@ -100,16 +89,17 @@ def make_key_rules(*engines: ClusterEngine) -> Sequence[Rule]:
     return (
         *(make_key_rule(engine) for engine in engines if engine.own_keys),
         Rule(
-            ("cluster.cpus", "cluster.gpus", "cluster"),
-            lambda p: not find_engine(p.cluster).assigns_resources and bool(p.cluster.cpus or p.cluster.gpus),
+            "cluster",
             f"only {' and '.join(map(str.capitalize, assigning))} assign cores and GPUs to processes",
-            instead=f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
+            f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
+            keys=("cluster.cpus", "cluster.gpus", "cluster"),
+            only_if=lambda p: not find_engine(p.cluster).assigns_resources and bool(p.cluster.cpus or p.cluster.gpus),
         ),
         Rule(
-            ("cluster.submit", "cluster"),
-            lambda p: p.cluster.submit is not None and find_engine(p.cluster).render_job is None,
+            "cluster.submit!=null & cluster",
             f"scripts can be written only for {' and '.join(map(str.capitalize, submitting))}",
-            instead=f"use cluster={' or '.join(submitting)}, or leave it null",
+            f"use cluster={' or '.join(submitting)}, or leave it null",
+            only_if=lambda p: find_engine(p.cluster).render_job is None,
         ),
     )
 
@@ -119,10 +109,11 @@ def make_key_rule(engine: ClusterEngine) -> Rule:
     keys = engine.own_keys
     shown, named = (keys, "") if len(keys) <= MAX_SHOWN_KEYS else ((), f"{', '.join(keys)}: ")
     return Rule(
-        (*(f"cluster.{key}" for key in shown), "cluster"),
-        lambda p: has_foreign_keys(p, engine),
+        f"cluster!={engine.name}",
         f"{named}these keys are only for {engine.place}",
-        instead=f"use cluster={engine.name}, or remove them",
+        f"use cluster={engine.name}, or remove them",
+        keys=(*(f"cluster.{key}" for key in shown), "cluster"),
+        only_if=lambda p: has_foreign_keys(p, engine),
     )
 
 

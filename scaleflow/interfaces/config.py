@@ -591,9 +591,11 @@ class Plan:
 class Rule:
     """A combination of options that does not work, or that a user should know about."""
 
-    #: The keys that the message shows, the one that is best changed first. A group stands for its option.
-    keys: tuple[str, ...]
-    applies: Callable[[Plan], bool]  # whether a plan has the combination. The name `auto` means: not known yet.
+    when: str  # the combination, in the language of `config/conditions.py`; the key that is best changed first
     reason: str  # why it does not work
     instead: str  # what would work
     verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note
+    #: The keys that the message shows with their values. Default: those of `when`.
+    keys: tuple[str, ...] = field(default=(), kw_only=True)
+    #: A further condition, if it is too complicated for `when`. Default: none.
+    only_if: Callable[[Plan], bool] | None = field(default=None, kw_only=True)

@@ -56,10 +56,10 @@ ENGINE = ClusterEngine(
     render_job=lambda plan, tasks, words, folder, _: f"submit {plan.cluster.queue} {tasks} {' '.join(words)}",
     rules=(
         Rule(
-            ("cluster.queue", "cluster"),
-            lambda p: p.cluster.submit is not None and p.cluster.queue is None,
+            "cluster.queue=null & cluster=batch & cluster.submit!=null",
             "a job needs a queue",
             "set cluster.queue",
+            keys=("cluster.queue", "cluster"),
         ),
     ),
 )

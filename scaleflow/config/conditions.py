@@ -1,0 +1,136 @@
+"""Reads the conditions of rules, such as `training.engine=fit & training.accumulate>1`.
+
+A condition is one term, or several with ` & ` between them. It holds if all of its terms hold:
+
+| term | holds if the value of KEY |
+|---|---|
+| `KEY` | is something: not null, false, 0 or empty |
+| `!KEY` | is null, false, 0 or empty |
+| `KEY=VALUE`, `KEY!=VALUE` | is VALUE; is not VALUE |
+| `KEY>NUMBER`, `KEY>=NUMBER`, `KEY<NUMBER`, `KEY<=NUMBER` | is a number above NUMBER, and so on |
+| `KEY in VALUE|VALUE`, `KEY not in VALUE|VALUE` | is one of the values; is none of them |
+
+KEY is a dotted key of the config. A config group alone stands for its option (`strategy=mirrored`). A key of a section
+that is null is null. VALUE is null, true, false, `[]` (an empty list), a number, or else text. The value `auto` is a
+text like any other. It means not known yet, so `strategy!=tpu` holds for it.
+
+A rule that needs more has a function, `only_if`. `tests/config/test_conditions.py` checks that each key of a rule
+exists and that it can have the values that the rule names.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from scaleflow.interfaces import Plan, Rule
+
+Comparison = Callable[[Any, Any], bool]
+
+#: The values that are neither numbers nor text.
+CONSTANTS: dict[str, Any] = {"null": None, "true": True, "false": False, "[]": []}
+
+
+class Term(NamedTuple):
+    """One term of a condition: it holds if `compare(value of the key, expected)` is true."""
+
+    key: str
+    compare: Comparison
+    expected: Any
+
+
+def is_something(value: Any, expected: bool) -> bool:
+    return bool(value) == expected
+
+
+def compare_numbers(compare: Comparison) -> Comparison:
+    """Returns a comparison that is false for a value that is no number."""
+    return lambda value, number: isinstance(value, int | float) and compare(value, number)
+
+
+#: The comparison of each operator. An operator stands before the shorter ones that are part of it.
+OPERATORS: dict[str, Comparison] = {
+    " not in ": lambda value, values: value not in values,
+    " in ": lambda value, values: value in values,
+    "!=": operator.ne,
+    ">=": compare_numbers(operator.ge),
+    "<=": compare_numbers(operator.le),
+    "=": operator.eq,
+    ">": compare_numbers(operator.gt),
+    "<": compare_numbers(operator.lt),
+}
+
+
+@functools.cache
+def parse_condition(text: str) -> Sequence[Term]:
+    """Returns the terms of a condition. Raises ValueError if the text is no condition."""
+    return [parse_term(part) for part in text.split(" & ")]
+
+
+def parse_term(text: str) -> Term:
+    for symbol, compare in OPERATORS.items():
+        key, found, operand = text.partition(symbol)
+        if found:
+            return Term(check_key(key, text), compare, parse_operand(symbol, operand, text))
+    key = text.removeprefix("!")
+    return Term(check_key(key, text), is_something, key == text)
+
+
+def check_key(key: str, term: str) -> str:
+    if not all(part.isidentifier() for part in key.split(".")):
+        raise ValueError(f"{term!r}: expected a dotted key, and not {key!r}")
+    return key
+
+
+def parse_operand(symbol: str, text: str, term: str) -> Any:
+    """Returns what an operator compares with: a value, or the list of values of `in`."""
+    texts = text.split("|")
+    values = [parse_constant(each, term) for each in texts]
+    if symbol.endswith(" in "):
+        return values
+    if len(values) > 1:
+        raise ValueError(f"{term!r}: only `in` and `not in` take several values")
+    if symbol in (">", ">=", "<", "<=") and not isinstance(values[0], int | float):
+        raise ValueError(f"{term!r}: expected a number, and not {text!r}")
+    return values[0]
+
+
+def parse_constant(text: str, term: str) -> Any:
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    digits = text.removeprefix("-").replace(".", "", 1)
+    if digits.isdecimal():
+        return float(text) if "." in text else int(text)
+    if not text or any(character in " =!<>&" for character in text):
+        raise ValueError(f"{term!r}: expected a value, and not {text!r}")
+    return text
+
+
+def holds(condition: str, plan: Plan) -> bool:
+    return all(term.compare(find_value(plan, term.key), term.expected) for term in parse_condition(condition))
+
+
+def is_applicable(rule: Rule, plan: Plan) -> bool:
+    """Whether a plan has the combination of options that a rule is about."""
+    return holds(rule.when, plan) and (rule.only_if is None or rule.only_if(plan))
+
+
+def find_keys(rule: Rule) -> Sequence[str]:
+    """Returns the keys that the message of a rule shows."""
+    return rule.keys or tuple(dict.fromkeys(term.key for term in parse_condition(rule.when)))
+
+
+def find_value(plan: Plan, key: str) -> Any:
+    """Returns the value of a dotted key in a plan. The value of a config group is its option."""
+    group, *names = key.split(".")
+    value = getattr(plan, group)
+    for name in names:
+        if value is None:
+            return None
+        if name == "_target_":  # of a section that names a class, or of the target itself
+            value = getattr(value, "target", value).path
+        elif group == "cluster" and not hasattr(value, name):  # only another engine has the key
+            value = plan.config["cluster"].get(name)
+        else:
+            value = getattr(value, name)
+    return getattr(value, "name", value)
