@@ -34,9 +34,10 @@ LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "compa
 GROUP_EXTRAS = {
     "dataset": {"files", "serving"},
     "checkpoint": {"files"},
-    "evaluation": {"serving"},
+    "evaluation": {"pages", "serving"},
     "model": {"serving"},
-    "tracking": {"serving"},
+    "profiler": {"pages"},
+    "tracking": {"pages", "serving"},
 }
 
 #: Groups whose code runs in the worker, with TensorFlow.
@@ -192,9 +193,9 @@ def test_a_group_imports_the_contracts_and_itself(group: str) -> None:
     assert {package_of(other) for name in modules for other in imported(name) & set(SOURCES)} - allowed == set()
 
 
-def test_the_contracts_import_nothing_else_and_files_only_the_contracts() -> None:
+def test_the_contracts_import_nothing_else_and_files_and_pages_only_the_contracts() -> None:
     for name in SOURCES:
-        if (package := package_of(name)) in (*CONTRACTS, "files"):
+        if (package := package_of(name)) in (*CONTRACTS, "files", "pages"):
             others = {package_of(other) for other in imported(name) if other in SOURCES}
             assert others - {package, *CONTRACTS} == set(), name
             assert "numpy" not in top(imported(name)), name

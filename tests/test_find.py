@@ -106,7 +106,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
     assert run.data.params["find.steps"] == "100"
     assert {each.path for each in client.list_artifacts(run.info.run_id, "plots")} == {
         "plots/learning_rates.csv",
-        "plots/learning_rates.png",
+        "plots/learning_rates.svg",
     }
     rows = list(csv.DictReader((folder / "learning_rates.csv").read_text().splitlines()))
     rates = [float(row["learning_rate"]) for row in rows]

@@ -159,7 +159,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert "steps 3 to 4: " in text
     assert metrics["evaluate/digits/profile/step_ms"] > 0
     made = {path.removeprefix("evaluate/digits/profile/") for path in told["profile"]}
-    assert {"summary.json", "summary.md", "profile.png", "trace.json.gz", "plugins"} <= made
+    assert {"summary.json", "summary.md", "profile.svg", "trace.json.gz", "plugins"} <= made
     code, text = told["no_split"]
     assert code == 2
     assert "--split validation: there is no such split; the splits are test, train" in text

@@ -24,7 +24,7 @@ COMPUTES = 50.0
 #: Seconds of a run that is watched: system metrics come every ten seconds.
 WATCHED_SECONDS = 25
 
-FILES = ("summary.md", "summary.json", "profile.png", "trace.json.gz")
+FILES = ("summary.md", "summary.json", "profile.svg", "trace.json.gz")
 NO_DEVICE_EVENTS = "The trace has no events of the GPU itself"
 
 

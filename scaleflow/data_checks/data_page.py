@@ -18,8 +18,8 @@ from scaleflow.evaluation.model_report import (
     shorten_value,
     to_data_address,
 )
-from scaleflow.evaluation.outputs import Drawing, shorten_name, text, wrap_svg
 from scaleflow.interfaces.formatting import format_number
+from scaleflow.pages.charts import Drawing, shorten_name, text, wrap_svg
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.
 MOST_CHARTS, MOST_CLASSES, MOST_BARS = 24, 6, 12

@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -21,13 +20,14 @@ import numpy as np
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units
-from scaleflow.evaluation.outputs import STYLE, Chart, Drawing, OutputAnalysis, analyse_output, draw_rates, to_file
+from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
 from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import find_slices
 from scaleflow.interfaces import EvaluationOptions, name_leaves, name_metric
 from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_csv, format_number, to_json
+from scaleflow.pages.charts import STYLE, Chart, Drawing, draw_rates, find_size, to_file
 from scaleflow.serving.cells import decode_text
 
 PAGE_STYLE = """
@@ -83,18 +83,12 @@ def make_faint(words: str) -> str:
 def make_charts(drawings: Iterable[Any]) -> str:
     """Returns charts side by side, each with `title`, `svg` and `caption`."""
     figures = (
-        f'<figure style="flex-basis:{find_width(each.svg)}px"><h3>{escape(each.title)}</h3>'
+        f'<figure style="flex-basis:{find_size(each.svg)[0]}px"><h3>{escape(each.title)}</h3>'
         f'<div class="scroll">{each.svg}</div>'
         f"<figcaption>{escape(each.caption)}</figcaption></figure>"
         for each in drawings
     )
     return f'<div class="charts">{"".join(figures)}</div>'
-
-
-def find_width(svg: str) -> int:
-    """Returns the width of a chart in pixels."""
-    found = re.search(r'width="(\d+)"', svg)
-    return int(found[1]) if found else 0
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:

@@ -12,6 +12,7 @@ import yaml
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import format_code_block, format_long_table, join_parts
+from scaleflow.pages.charts import shorten_name, text, to_file, wrap_svg
 from scaleflow.pipeline.decisions import REUSE, RUN, StageProgress
 from scaleflow.pipeline.definition import Stage
 from scaleflow.pipeline.ledger import PipelineLedger, StageRecord
@@ -22,7 +23,17 @@ from scaleflow.runs import EventReader, RunFolder
 #: The colour of a box by the state of its stage.
 COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FAILED": "#f4c7c3", "KILLED": "#f4c7c3"}
 
-WIDTH, HEIGHT, GAP = 2.2, 0.7, 0.6
+#: The colour of a stage that has not begun.
+WAITING_COLOUR = "#eeeeee"
+
+#: The head of an arrow.
+ARROW_HEAD = (
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" style="fill:#777777"/></marker></defs>'
+)
+
+#: Pixels: the size of a box, and the space between two.
+WIDTH, HEIGHT, GAP = 170, 50, 44
 
 
 def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
@@ -38,34 +49,32 @@ def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, 
     return cells
 
 
-def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress], path: Path) -> None:
-    """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs, as a PNG file.
+def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress]) -> str:
+    """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs; returns the
+    content of an SVG file.
 
     `needs` has the stages in an order in which they can run.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import FancyBboxPatch
-
-    cells = lay_out_stages(needs)
-    columns, rows = (1 + max(cell[n] for cell in cells.values()) for n in (0, 1))
-    size = (columns * (WIDTH + GAP), rows * (HEIGHT + GAP))
-    figure = Figure(figsize=(max(4.0, size[0]), max(1.5, size[1])), layout="constrained")
-    axes = figure.add_subplot(xlim=(-GAP / 2, size[0] - GAP / 2), ylim=(-size[1] + HEIGHT + GAP / 2, HEIGHT + GAP / 2))
-    axes.set_axis_off()
-    corners = {name: (column * (WIDTH + GAP), -row * (HEIGHT + GAP)) for name, (column, row) in cells.items()}
+    corners = {}
+    for name, (column, row) in lay_out_stages(needs).items():
+        corners[name] = (GAP / 2 + column * (WIDTH + GAP), GAP / 2 + row * (HEIGHT + GAP))
+    parts = [ARROW_HEAD]
     for name, (x, y) in corners.items():
         state = stages[name].state
         note = f"{state or 'waiting'} {format_seconds(stages[name].record)}".strip()
-        colour = COLOURS.get(state, "#eeeeee")
-        axes.add_patch(FancyBboxPatch((x, y), WIDTH, HEIGHT, "round,pad=0,rounding_size=0.1", fc=colour, ec="#555555"))
-        axes.text(x + WIDTH / 2, y + HEIGHT * 0.62, name, ha="center", va="center", fontsize=9, fontweight="bold")
-        axes.text(x + WIDTH / 2, y + HEIGHT * 0.27, note, ha="center", va="center", fontsize=7)
-        for other in needs[name]:
-            start = (corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2)
-            axes.annotate("", (x, y + HEIGHT / 2), start, arrowprops={"arrowstyle": "->", "color": "#777777"})
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png")
+        style = f'style="fill:{COLOURS.get(state, WAITING_COLOUR)};stroke:#555555"'
+        parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7" {style}/>')
+        middle = x + WIDTH / 2
+        for words, line, weight in ((shorten_name(name), 21, "bold"), (note, 39, "normal")):
+            style = f' style="fill:#1f2328;font-weight:{weight}"'  # boxes are light on a dark page, too
+            parts.append(text(middle, y + line, words, anchor="middle", more=style))
+        for other in sorted(needs[name]):
+            start = corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2
+            course = f'd="M{start[0]} {start[1]}L{x - 2} {y + HEIGHT / 2}"'
+            parts.append(f'<path {course} style="fill:none;stroke:#777777" marker-end="url(#arrow)"/>')
+    width = max(x for x, _ in corners.values()) + WIDTH + GAP / 2
+    height = max(y for _, y in corners.values()) + HEIGHT + GAP / 2
+    return to_file(wrap_svg("the stages of the pipeline", width, height, parts))
 
 
 #: The tag with the name of the stage that a run is of.
@@ -189,8 +198,8 @@ def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset[str]], folder: Path) -> Path:
-    """Draws the graph of the stages with their states and times as `graph.png`."""
-    path, partial = folder / "graph.png", folder / f".{os.getpid()}.png"
-    draw_stages(needs, {each.name: each for each in stages}, partial)
+    """Draws the graph of the stages with their states and times as `graph.svg`."""
+    path, partial = folder / "graph.svg", folder / f".{os.getpid()}.svg"
+    partial.write_text(draw_stages(needs, {each.name: each for each in stages}), encoding="utf-8")
     partial.replace(path)
     return path

@@ -14,7 +14,7 @@ from scaleflow.interfaces.events import ReportMade, StepsProfiled, to_fields
 from scaleflow.profiler.summary import to_line, to_metrics
 
 SUFFIX = ".xplane.pb"
-SUMMARY, MARKDOWN, PICTURE, TRACE = "summary.json", "summary.md", "profile.png", "trace.json.gz"
+SUMMARY, MARKDOWN, PICTURE, TRACE = "summary.json", "summary.md", "profile.svg", "trace.json.gz"
 
 
 def window_name(steps: tuple[int, int]) -> str:

@@ -6,6 +6,7 @@ Reads the event `profile` as JSON from standard input, and writes the results to
 import contextlib
 import gzip
 import json
+import math
 import os
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces.events import StepsProfiled, parse_event
+from scaleflow.pages.charts import Chart, compose_picture, draw_legend, draw_rates
 from scaleflow.profiler.analysis_process import MARKDOWN, PICTURE, SUMMARY, TRACE, find_xplanes, worker_name
 from scaleflow.profiler.summary import (
     PARTS,
@@ -30,38 +32,38 @@ OPS_SHOWN = 10
 MAX_NAME = 48
 
 
-def draw_profile(summary: dict[str, Any], picture: Path) -> bool:
-    """Draws the parts of each traced step and the longest operations as a PNG. Returns False without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    steps_axes, ops_axes = figure.subplots(2, 1)
+def draw_profile(summary: Summary) -> str:
+    """Draws the parts of each traced step and the longest operations; returns the content of an SVG file."""
     steps = summary["each_step"]
-    step_numbers = [step["number"] for step in steps]
-    bottoms = [0.0] * len(steps)
-    parts = PARTS if summary["percent"] is not None else ()
-    for part in parts:
-        heights = [step[part] for step in steps]
-        label = f"{part} {summary['percent'][part]:.0f} %"
-        steps_axes.bar(step_numbers, heights, bottom=bottoms, color=COLOURS[part], label=label, width=0.9)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    if parts:
-        steps_axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    numbers = [step["number"] for step in steps]
+    edges = [numbers[0] - 0.5, *(number + 0.5 for number in numbers)]
+    totals = [step["total"] for step in steps]
+    chart = Chart("steps", (edges[0], edges[-1]), (0.0, max(totals)), labels=("step", "ms"), size=(640, 290))
+    parts_row = []
+    if summary["percent"] is None:
+        chart.add_bars(edges, totals, kind="mark", colour=COLOURS["host"])
     else:
-        steps_axes.bar(step_numbers, [step["total"] for step in steps], color=COLOURS["host"], width=0.9)
-    steps_axes.set_xlabel("step")
-    steps_axes.set_ylabel("ms")
-    steps_axes.set_title(f"a step: {summary['step_ms']['p50']:.3g} ms (p50), {summary['step_ms']['p95']:.3g} ms (p95)")
-    ops = summary["ops"][:OPS_SHOWN][::-1]
-    labels = [op["name"] if len(op["name"]) <= MAX_NAME else f"\u2026{op['name'][1 - MAX_NAME :]}" for op in ops]
-    names = [f"{op['type']}  {label}" for op, label in zip(ops, labels, strict=True)]
-    ops_axes.barh(range(len(ops)), [op["percent"] for op in ops], color="#4a7bb7")
-    ops_axes.set_yticks(range(len(ops)), names, fontsize=8)
-    ops_axes.set_xlabel("% of the self time of all operations")
-    figure.savefig(picture)
-    return True
+        bottoms = [0.0] * len(steps)
+        for part in PARTS:
+            heights = [step[part] for step in steps]
+            chart.add_bars(edges, heights, kind="mark", bottoms=bottoms, colour=COLOURS[part])
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        legend = [(f"{part} {summary['percent'][part]:.0f} %", COLOURS[part]) for part in PARTS]
+        parts_row.append(draw_legend(legend))
+    rows = [[chart.to_svg(), *parts_row]]
+    ops = summary["ops"][:OPS_SHOWN]
+    if ops:
+        names = []
+        for op in ops:
+            label = op["name"] if len(op["name"]) <= MAX_NAME else f"\u2026{op['name'][1 - MAX_NAME :]}"
+            names.append(f"{op['type']}  {label}")
+        shares = [(op["percent"], math.nan, math.nan) for op in ops]
+        letters = max(map(len, names))
+        limit = max(op["percent"] for op in ops)
+        rows.append([draw_rates("% of the self time of all operations", names, shares, limit=limit, letters=letters)])
+    times = summary["step_ms"]
+    title = f"a step: {times['p50']:.3g} ms (p50), {times['p95']:.3g} ms (p95); operations: % of their self time"
+    return compose_picture(title, rows)
 
 
 MIB = 1 << 20
@@ -97,7 +99,7 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
             "them to administrators only; NVreg_RestrictProfilingToAdminUsers=0 allows other users.",
         )
     (into / MARKDOWN).write_text(to_markdown(summary), encoding="utf-8")
-    draw_profile(summary, into / PICTURE)
+    (into / PICTURE).write_text(draw_profile(summary), encoding="utf-8")
     partial = into / (SUMMARY + PARTIAL)
     partial.write_text(json.dumps(summary, indent=1))
     partial.replace(into / SUMMARY)

@@ -49,8 +49,8 @@ RUN_FILES = (
     *("stage.log", "scaleflow.log", ".hydra"),
 )
 COMMAND_FILES = {
-    "multirun.yaml": ("report.*", "*.png", "optuna.*", "trials.csv", "optimization_results.yaml"),
-    "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.png"),
+    "multirun.yaml": ("report.*", "*.svg", "optuna.*", "trials.csv", "optimization_results.yaml"),
+    "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.svg"),
     "stage.log": ("data_report.html", "result.json", "predictions.parquet"),
 }
 

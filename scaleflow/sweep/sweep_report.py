@@ -286,7 +286,7 @@ class SweepReport:
         return [folder / name for name in forms]
 
     def draw(self, folder: Path) -> list[Path]:
-        """Draws plots of the jobs as PNG files in a folder, and returns the files."""
+        """Draws plots of the jobs as SVG files in a folder, and returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
         return draw_plots(self.labelled, self.choices, folder)

@@ -50,8 +50,7 @@ IMPORTED_LATER = (
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_workspace_store"),
     *("mlflow.pyfunc", "mlflow.utils.search_logged_model_utils", "sqlalchemy.dialects.sqlite.json", "alembic.command"),
     *("omegaconf._impl", "pyarrow.parquet", "rich.progress", "rich.status", "rich._emoji_codes"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
-    *("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
+    *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
     *("scipy.stats", "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "threadpoolctl"),
 )
 

@@ -5,7 +5,6 @@ A run that goes on compares its data and code with those of the earlier run, by 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,5 +249,3 @@ def report_confusion(
     path.write_text(format_csv(["true \\ predicted", *labels], rows), encoding="utf-8")
     assert split is not None
     emit(ConfusionWritten(str(path), files.plots.name, split))
-    if importlib.util.find_spec("matplotlib") is None:
-        emit(Note(f"no picture of {files.plots.name}/{CONFUSION}: matplotlib is not installed; pip install matplotlib"))

@@ -157,7 +157,7 @@ def test_strategies_are_benchmarked_in_turn_and_begin_with_the_same_losses(comma
     assert speeds == sorted(speeds, reverse=True)
     for row in rows:
         assert float(row["least"]) <= float(row["examples/s"]) <= float(row["most"])
-    assert (table.parent / "throughput.png").exists()
+    assert (table.parent / "throughput.svg").exists()
 
 
 @pytest.mark.parametrize("recipe", SWEEPS)

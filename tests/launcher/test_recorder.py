@@ -219,10 +219,10 @@ def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(settin
     assert recorder.finish(5)
     assert setting.tracker.calls[3:6] == [
         ("data", "pets"),
-        ("artifact", tmp_path / "confusion_matrix.png", "plots"),
+        ("artifact", tmp_path / "confusion_matrix.svg", "plots"),
         ("artifact", table, "plots"),
     ]
-    assert table.with_suffix(".png").stat().st_size > 1000
+    assert table.with_suffix(".svg").stat().st_size > 1000
 
 
 def test_a_run_is_described_when_it_begins_and_when_it_ends(setting: Setting) -> None:

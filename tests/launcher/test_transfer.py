@@ -109,7 +109,7 @@ def assert_is_whole(folder: Path, store: Store) -> None:
     assert store.points == {
         Point(k, v, line["step"], line["time"]) for line in measured for k, v in line["values"].items()
     }
-    assert {*store.files} == {"config.yaml", "confusion.csv", "confusion.png", "trace", "a.png", "b.png"}
+    assert {*store.files} == {"config.yaml", "confusion.csv", "confusion.svg", "trace", "a.png", "b.png"}
     assert {"start", "params", "data", "model", "reopen"} <= {*store.words()}
     assert [call[1] for call in store.calls if call[0] == "finish"][-1] == "FINISHED"
     assert not store.is_open

@@ -117,7 +117,7 @@ def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(comman
     (parent,) = [run for run in runs if run.info.run_name == "mine"]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert len(children) == len(runs) - 1 == 3
-    assert {"pipeline.yaml", "stages.yaml", "results.csv", "graph.png"} <= {
+    assert {"pipeline.yaml", "stages.yaml", "results.csv", "graph.svg"} <= {
         each.path for each in client.list_artifacts(parent.info.run_id)
     }
     fit = stages["fit"]["run_id"]

@@ -69,4 +69,4 @@ def test_the_page_of_a_pipeline_links_its_runs_and_its_version(finished: Finishe
 
 def test_the_resolved_stages_are_an_artifact(finished: Finished, pages: Pages) -> None:
     pages.open(f"{finished.place}/artifacts/stages.yaml")
-    pages.sees("graph.png", "results.csv", "pipeline.yaml", "training.epochs=2", finished.fit, "made_of:")
+    pages.sees("graph.svg", "results.csv", "pipeline.yaml", "training.epochs=2", finished.fit, "made_of:")

@@ -123,7 +123,7 @@ def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
     (event,) = of_kind(StepsProfiled, runs["fast"])
     profile = analysis_process.analyze_window(event)
     by_name = {Path(path).name: (Path(path), folder) for path, folder in profile.files}
-    assert set(by_name) == {"worker-0.xplane.pb", "summary.json", "summary.md", "profile.png", "trace.json.gz"}
+    assert set(by_name) == {"worker-0.xplane.pb", "summary.json", "summary.md", "profile.svg", "trace.json.gz"}
     assert by_name["worker-0.xplane.pb"][1] == f"profile/plugins/profile/steps_{FIRST}-{FIRST + 5}"
     assert by_name["summary.md"][1] == "profile"
     assert set(profile.values) == {"profile/step_ms", "profile/input_pct", "profile/allreduce_pct"}

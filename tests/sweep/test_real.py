@@ -89,7 +89,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     assert all(float(row["examples/s"]) > 0 for row in rows)
     kept = artifacts(command.folder, parent.info.run_id)
     assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
-    assert {"plots/throughput.png", "plots/curves.png", "plots/over-model.units.png"} <= kept
+    assert {"plots/throughput.svg", "plots/curves.svg", "plots/over-model.units.svg"} <= kept
     assert {"evaluation/comparison.html", "evaluation/comparison.csv"} <= kept
     assert parent.data.tags["mlflow.note.content"].count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]

@@ -407,8 +407,8 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
     assert rows[1]["reason"] == "the test lets it fail"
     assert (folder / "s" / "report.csv").read_text().count("\n") == 3
     assert "| 1 | 2 |" in (folder / "s" / "report.md").read_text()
-    assert (folder / "s" / "throughput.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "s" / "over-training.epochs.png").exists()
+    assert (folder / "s" / "throughput.svg").read_text().startswith("<svg ")
+    assert (folder / "s" / "over-training.epochs.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import struct
-import sys
 from pathlib import Path
 
 import pytest
 
-from scaleflow.tracking.plot import draw_confusion
+from scaleflow.pages.charts import find_size
+from scaleflow.tracking.plot import draw_confusion, draw_trial
 
 
 def table(folder: Path, classes: int) -> Path:
@@ -20,13 +19,35 @@ def table(folder: Path, classes: int) -> Path:
 @pytest.mark.parametrize("classes", [2, 40])
 def test_a_table_becomes_a_picture_that_grows_with_it(tmp_path: Path, classes: int) -> None:
     picture = draw_confusion(table(tmp_path, classes), "test")
-    assert picture == tmp_path / "confusion_matrix.png"
-    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
-    assert min(width, height) >= (400 if classes == 2 else 700)
+    assert picture == tmp_path / "confusion_matrix.svg"
+    content = picture.read_text()
+    width, height = find_size(content)
+    assert min(width, height) >= (100 if classes == 2 else 700)
+    assert content.count("<title>class") == classes**2
+    assert f">test: {3 * classes:,} of {3 * classes**2:,} correct</text>" in content
 
 
-def test_of_many_classes_or_without_matplotlib_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_classes_there_is_no_picture(tmp_path: Path) -> None:
     assert draw_confusion(table(tmp_path, 101), "test") is None
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # its import fails
-    assert draw_confusion(table(tmp_path, 3), "test") is None
-    assert list(tmp_path.glob("*.png")) == []
+    assert list(tmp_path.glob("*.svg")) == []
+
+
+def test_a_learning_rate_is_shown_without_the_divergence(tmp_path: Path) -> None:
+    path = tmp_path / "learning_rates.csv"
+    rows = [(1e-4, 2.1, 2.0), (1e-3, 1.1, 1.0), (1e-2, 1.2, 1.1), (1e-1, 90.0, 40.0)]
+    path.write_text("learning_rate,loss,smoothed_loss\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    content = draw_trial(path, "optimizer.learning_rate=0.001", 1e-3).read_text()
+    line, rule = (part.partition('"')[0].split() for part in content.split(' points="')[1:])
+    assert len(line) == 3
+    assert {point.partition(",")[0] for point in rule} == {line[1].partition(",")[0]}
+    assert ">optimizer.learning_rate=0.001</text>" in content
+
+
+def test_a_batch_size_that_did_not_fit_has_no_point(tmp_path: Path) -> None:
+    path = tmp_path / "batch_sizes.csv"
+    path.write_text("batch_size,examples_per_second,host_mb\n32,100.0,5\n64,150.0,6\n128,,\n")
+    content = draw_trial(path, "training.batch_size=64", 64).read_text()
+    line = content.split(' points="')[1].partition('"')[0].split()
+    assert len(line) == 2
+    assert ">32</text>" in content
+    assert ">128</text>" not in content

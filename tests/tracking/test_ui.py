@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.pages.charts import find_size
 from tests.conftest import Command
 from tests.tracking.browser import Pages, missing
 
@@ -140,18 +141,16 @@ def body(pages: Pages) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["throughput", "curves", "over-model.units"])
 def test_the_reports_pictures_are_shown(swept: Swept, pages: Pages, name: str) -> None:
-    pages.open(f"{swept.parent}/artifacts/plots/{name}.png")
-    pages.sees(f"plots/{name}.png")
+    pages.open(f"{swept.parent}/artifacts/plots/{name}.svg")
+    pages.sees(f"plots/{name}.svg")
 
     def size() -> Any:
         found = [image for image in pages.find("img") if (image.get_attribute("src") or "").startswith("blob:")]
         sizes = [(image.get_property("naturalWidth"), image.get_property("naturalHeight")) for image in found]
         return [size for size in sizes if all(size)]
 
-    from PIL import Image
-
-    with Image.open(swept.folder / f"{name}.png") as drawn:
-        assert pages.until(size, "picture")[0] == drawn.size
+    drawn = (swept.folder / f"{name}.svg").read_text()
+    assert pages.until(size, "picture")[0] == find_size(drawn)
     if name == "curves":
         pages.photograph("report-curves")
 

@@ -40,7 +40,6 @@ from scaleflow.runs.event_log import append_event
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.active_run import find_active_run
 from scaleflow.tracking.connection import format_store_error, is_unreachable
-from scaleflow.tracking.plot import import_figure
 
 PASS_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 10.0
@@ -140,8 +139,6 @@ class Recorder(threading.Thread):
                 self._try_pass()
                 if self.transfer.is_open or self._offline:
                     self.is_settled.set()
-                    if self.transfer.tracker.uri is not None:
-                        import_figure()  # while the workers start: at the end of a run the command would wait for it
                 if self._is_through and not self.transfer.files.missing_reports:
                     break
                 self._pause()

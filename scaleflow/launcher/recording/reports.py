@@ -18,8 +18,8 @@ from scaleflow.tracking.plot import draw_confusion, draw_trial
 #: Events of which reports are made.
 REPORTED = (ConfusionWritten, SettingFound, StepsProfiled)
 
-#: Analyses of profiles need much memory: one at a time. matplotlib is not made for threads.
-ANALYSIS_LOCK, DRAWING_LOCK = threading.Lock(), threading.Lock()
+#: Analyses of profiles need much memory: one at a time.
+ANALYSIS_LOCK = threading.Lock()
 
 
 def explain_wait(event: Event) -> str:
@@ -40,12 +40,15 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
     from scaleflow.profiler import analyze_window
 
     event = read_event(events, at)
-    with ANALYSIS_LOCK if isinstance(event, StepsProfiled) else DRAWING_LOCK:
-        try:
-            report = analyze_window(event, at) if isinstance(event, StepsProfiled) else draw_report(event, at, locate)
-        except Exception as error:  # such as a file that is damaged; without a report, the recorder would wait for it
-            line = f"no report of the event {event.event} could be made: {read_reason(error)}"
-            report = ReportMade(at, [], line=line, time=event.time)
+    try:
+        if isinstance(event, StepsProfiled):
+            with ANALYSIS_LOCK:
+                report = analyze_window(event, at)
+        else:
+            report = draw_report(event, at, locate)
+    except Exception as error:  # such as a file that is damaged; without a report, the recorder would wait for it
+        line = f"no report of the event {event.event} could be made: {read_reason(error)}"
+        report = ReportMade(at, [], line=line, time=event.time)
     if not is_late():
         append_event(events, report)
 

@@ -1,0 +1,1 @@
+"""Charts, for the pages that scaleflow writes and for the pictures of runs, sweeps and pipelines."""

@@ -1,0 +1,299 @@
+"""Draws charts as SVG: readable on a light and on a dark page, and without colour.
+
+A chart is drawn in milliseconds without any library, so the end of a short run does not wait for its pictures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from scaleflow.interfaces.formatting import format_number
+
+#: The colours, which a page and a file of one chart share.
+STYLE = """
+:root { --page: #ffffff; --text: #1f2328; --faint: #6e7781; --grid: #d8dee4; --mark: #0969da; --other: #bc4c00;
+  --box: #f6f8fa; --bad: #a40e26; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #0d1117; --text: #e6edf3; --faint: #9198a1; --grid: #30363d; --mark: #4493f8; --other: #f0883e;
+    --box: #151b23; --bad: #ff7b72; }
+}
+svg { background: var(--page); font: 12px system-ui, sans-serif; }
+svg text { fill: var(--text); } svg .faint { fill: var(--faint); } svg .grid { stroke: var(--grid); }
+svg .line { fill: none; stroke: var(--mark); stroke-width: 2; } svg .line.other { stroke: var(--other);
+  stroke-dasharray: 7 4; }
+svg .mark { fill: var(--mark); } svg .rest { fill: var(--mark); fill-opacity: 0.35; }
+svg .rule { stroke: var(--faint); stroke-dasharray: 4 3; fill: none; } svg .whisker { stroke: var(--text); }
+"""
+
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 42
+
+#: The most characters of a label.
+MOST_LETTERS = 24
+
+#: Pixels that a character of a label takes.
+LETTER = 7
+
+#: With more classes, the cells of a confusion matrix have no numbers, and its labels are small.
+MOST_NUMBERED = 24
+
+#: More points than this are small and faint, so that many of them can be told apart.
+MOST_LARGE_DOTS = 60
+
+#: The most ticks of a logarithmic axis.
+MOST_TICKS = 8
+
+Numbers = Iterable[float]
+
+
+class Drawing(NamedTuple):
+    """A chart of a page: the name of its file, its title, the SVG, and what it shows."""
+
+    name: str
+    title: str
+    svg: str
+    caption: str = ""
+
+
+class Chart:
+    """Axes, to which marks are added.
+
+    Args:
+        title: of the chart, also read aloud.
+        size: (width, height) in pixels.
+        left: pixels between the left edge and the axes.
+        x_ticks, y_ticks: labels by their places on the axis; None: round numbers.
+        is_log: whether the x axis is logarithmic; its ends are above 0.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        labels: tuple[str, str],
+        size: tuple[int, int] = (420, 290),
+        *,
+        left: int = LEFT,
+        x_ticks: Mapping[float, str] | None = None,
+        y_ticks: Mapping[float, str] | None = None,
+        is_log: bool = False,
+    ) -> None:
+        self.title = title
+        self._size = size
+        self._left = left
+        self._is_log = is_log
+        self._ends = tuple((low, high if high > low else low + 1) for low, high in (x, y))
+        self._parts: list[str] = []
+        bottom, right = size[1] - BOTTOM, size[0] - RIGHT
+        if x_ticks is None:
+            places = choose_log_ticks(*self._ends[0]) if is_log else choose_ticks(*self._ends[0])
+            x_ticks = {place: format_number(place) for place in places}
+        if y_ticks is None:
+            y_ticks = {place: format_number(place) for place in choose_ticks(*self._ends[1])}
+        for place, label in x_ticks.items():
+            self._parts.append(text(self._x(place), bottom + 16, label, anchor="middle", kind="faint"))
+        for place, label in y_ticks.items():
+            at = self._y(place)
+            self._parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            self._parts.append(text(left - 6, at + 4, label, anchor="end", kind="faint"))
+        self._parts.append(text((left + right) / 2, size[1] - 8, labels[0], anchor="middle"))
+        turned = text(-(TOP + bottom) / 2, 13, labels[1], anchor="middle")
+        self._parts.append(f'<g transform="rotate(-90)">{turned}</g>')
+
+    def _x(self, value: float) -> float:
+        low, high = self._ends[0]
+        if self._is_log:
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        return self._left + (value - low) / (high - low) * (self._size[0] - self._left - RIGHT)
+
+    def _y(self, value: float) -> float:
+        low, high = self._ends[1]
+        return self._size[1] - BOTTOM - (value - low) / (high - low) * (self._size[1] - TOP - BOTTOM)
+
+    def add_line(self, x: Numbers, y: Numbers, kind: str = "line", colour: str = "") -> Chart:
+        """Adds a line; `kind` is its style: `line`, `line other` or `rule`. A `colour` replaces the style's."""
+        points = " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in zip(x, y, strict=True))
+        style = f' style="stroke:{colour}"' if colour else ""
+        self._parts.append(f'<polyline class="{kind}"{style} points="{points}"/>')
+        return self
+
+    def add_points(self, x: Numbers, y: Numbers, colour: str = "var(--mark)") -> Chart:
+        dots = [f"M{self._x(a):.1f} {self._y(b):.1f}h0" for a, b in zip(x, y, strict=True)]
+        width, opacity = (7, 0.8) if len(dots) <= MOST_LARGE_DOTS else (4, 0.4)
+        style = f'style="stroke:{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linecap="round"'
+        self._parts.append(f'<path fill="none" {style} d="{"".join(dots)}"/>')
+        return self
+
+    def add_bars(
+        self,
+        edges: Sequence[float],
+        heights: Sequence[float],
+        kind: str = "rest",
+        bottoms: Sequence[float] | None = None,
+        colour: str = "",
+    ) -> Chart:
+        """Adds bars between edges [n + 1] of heights [n], which begin at `bottoms` [n] or else at 0. A `colour`
+        replaces the style's.
+        """
+        style = f' style="fill:{colour}"' if colour else ""
+        for n, height in enumerate(heights):
+            low = 0.0 if bottoms is None else bottoms[n]
+            left, right = self._x(edges[n]), self._x(edges[n + 1])
+            gap = min(1.0, (right - left) / 4)
+            top, bottom = self._y(low + height), self._y(low)
+            place = f'x="{left + gap:.1f}" y="{top:.1f}" width="{right - left - 2 * gap:.1f}"'
+            self._parts.append(f'<rect class="{kind}"{style} {place} height="{bottom - top:.1f}"/>')
+        return self
+
+    def to_svg(self) -> str:
+        return wrap_svg(self.title, *self._size, self._parts)
+
+
+def draw_rates(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[tuple[float, float, float]],
+    limit: float = 1.0,
+    letters: int = MOST_LETTERS,
+) -> str:
+    """Draws a bar for each name, the first at the top, from a value and the ends of its interval, NaN if there are
+    none. The axis reaches from 0 to `limit`, and names have at most so many `letters`.
+    """
+    step = 20
+    left = 20 + LETTER * letters
+    width = left + 350
+    scale = (width - left - 64) / (limit or 1.0)
+    parts = []
+    for n, (name, (value, *interval)) in enumerate(zip(names, values, strict=True)):
+        top = TOP + n * step
+        shown = 0.0 if math.isnan(value) else min(max(value, 0.0), limit)
+        parts.append(text(left - 8, top + 13, shorten_name(name, letters), anchor="end"))
+        parts.append(f'<rect class="rest" x="{left}" y="{top + 3}" width="{shown * scale:.1f}" height="13"/>')
+        if not math.isnan(interval[0]):
+            ends = [left + min(max(end, 0.0), limit) * scale for end in interval]
+            parts.append(f'<path class="whisker" d="M{ends[0]:.1f} {top + 9.5}H{ends[1]:.1f}"/>')
+            parts += [f'<path class="whisker" d="M{end:.1f} {top + 6}v7"/>' for end in ends]
+        parts.append(text(width - 58, top + 13, format_number(value), anchor="start"))
+    return wrap_svg(title, width, 2 * TOP + len(names) * step, parts=parts)
+
+
+def draw_confusion_matrix(title: str, counts: Sequence[Sequence[float]], names: Sequence[str]) -> str:
+    """Draws counts [true][predicted]; the shade is the share of the true class."""
+    count = len(names)
+    is_numbered = count <= MOST_NUMBERED
+    cell = 34 if is_numbered else max(7, 760 // count)
+    letters = max(len(shorten_name(name)) for name in names)
+    size = 12 if is_numbered else max(6, min(10, cell))
+    left = 30 + int(size * 0.62 * letters)
+    side = left + count * cell
+    frame = f'x="{left}" y="{left}" width="{count * cell}" height="{count * cell}" fill="none"'
+    parts = [f'<rect class="grid" {frame}/>']
+    for true, row in enumerate(counts):
+        total = sum(row)
+        for predicted, value in enumerate(row):
+            if not value:
+                continue
+            share = value / total
+            x, y = left + predicted * cell, left + true * cell
+            label = f"{names[true]}, predicted as {names[predicted]}: {format_number(value)} ({share:.1%})"
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="var(--mark)" '
+                f'fill-opacity="{0.08 + 0.82 * share:.2f}"><title>{escape(label)}</title></rect>'
+            )
+            if is_numbered:
+                style = ' style="fill:#fff"' if share > 0.55 else ""
+                words = format_number(value) if value < 1e4 else f"{value:.0e}"
+                parts.append(text(x + cell / 2, y + cell / 2 + 4, words, anchor="middle", more=style))
+    for n, name in enumerate(names):
+        middle = left + (n + 0.5) * cell + size / 3
+        style = f' style="font-size:{size}px"'
+        parts.append(text(left - 6, middle, shorten_name(name), anchor="end", more=style))
+        turned = text(-(left - 6), middle, shorten_name(name), anchor="start", more=style)
+        parts.append(f'<g transform="rotate(-90)">{turned}</g>')
+    parts.append(f'<g transform="rotate(-90)">{text(-(left + side) / 2, 12, "true class", anchor="middle")}</g>')
+    parts.append(text((left + side) / 2, 12, "predicted class", anchor="middle"))
+    return wrap_svg(title, side + RIGHT, side + RIGHT, parts=parts)
+
+
+def draw_legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Draws a list of labels, each with its colour."""
+    parts = []
+    for n, (label, colour) in enumerate(entries):
+        top = TOP + 18 * n
+        parts.append(f'<rect x="0" y="{top + 3}" width="16" height="8" style="fill:{colour}"/>')
+        parts.append(text(24, top + 11, label, anchor="start"))
+    width = 32 + LETTER * max(len(label) for label, _ in entries)
+    return wrap_svg("legend", width, 2 * TOP + 18 * len(entries), parts=parts)
+
+
+def choose_colours(count: int) -> list[str]:
+    """Returns colours that differ as far as so many can."""
+    return [f"hsl({360 * n // count} 65% 50%)" for n in range(count)]
+
+
+def text(x: float, y: float, words: str, anchor: str, kind: str = "", more: str = "") -> str:
+    """Returns a text whose `anchor`, start, middle or end, is at a point."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
+
+
+def wrap_svg(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """Returns a picture of its parts; the title is read aloud. A page may make it smaller and larger, but readable."""
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+    size += f'style="min-width:{0.68 * width:.0f}px;max-width:{1.5 * width:.0f}px"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{escape(title)}</title>'
+    return f"{head}{''.join(parts)}</svg>"
+
+
+def find_size(svg: str) -> tuple[int, int]:
+    """Returns the width and the height of a chart in pixels; (0, 0) of what is no chart."""
+    found = re.match(r'<svg [^>]*\bwidth="(\d+)" height="(\d+)"', svg)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def to_file(svg: str) -> str:
+    """Returns a chart as the content of a file of its own."""
+    return svg.replace("<title>", f"<style>{STYLE}</style><title>", 1)
+
+
+def compose_picture(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Returns the content of a file with rows of charts below a title."""
+    parts = [text(TOP, 18, title, anchor="start", more=' style="font-weight:bold"')]
+    width = 2 * TOP + 8 * len(title)
+    top = 26
+    for row in rows:
+        sizes = [find_size(svg) for svg in row]
+        left = 0
+        for svg, size in zip(row, sizes, strict=True):
+            parts.append(svg.replace("<svg ", f'<svg x="{left}" y="{top}" ', 1))
+            left += size[0]
+        top += max(height for _, height in sizes)
+        width = max(width, left)
+    return to_file(wrap_svg(title, width, top, parts))
+
+
+def shorten_name(name: str, letters: int = MOST_LETTERS) -> str:
+    return name if len(name) <= letters else name[: letters - 1] + "\u2026"
+
+
+def choose_ticks(low: float, high: float) -> list[float]:
+    """Returns three to seven round numbers between two."""
+    raw = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return [step * n for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def choose_log_ticks(low: float, high: float) -> list[float]:
+    """Returns at most eight round numbers between two, each a multiple of the one before."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MOST_TICKS:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
