@@ -89,15 +89,15 @@ def test_a_column_names_the_splits() -> None:
 def test_folds_have_whole_groups_equal_classes_or_an_order() -> None:
     random = np.random.default_rng(4)
     groups = random.permutation(np.repeat(np.arange(30), random.integers(1, 20, 30)))
-    folds = assign_folds(Split("group"), DivisionKeys(groups), len(groups), 5, (0, 1))
+    folds = assign_folds(Split("group"), DivisionKeys(groups), len(groups), 5)
     assert all(len({*folds[groups == group]}) == 1 for group in range(30))
     assert np.ptp(np.bincount(folds)) <= 3
     assert {*folds} == {*range(5)}
     strata = random.integers(0, 3, 100)
-    folds = assign_folds(Split("stratum"), DivisionKeys(strata=strata), 100, 5, (0, 1))
+    folds = assign_folds(Split("stratum"), DivisionKeys(strata=strata), 100, 5)
     assert all(np.ptp(np.bincount(folds[strata == each], minlength=5)) <= 1 for each in range(3))
     times = random.permutation(600) * 1.0
-    folds = assign_folds(Split("time"), DivisionKeys(times=times), 600, 5, (0, 1))
+    folds = assign_folds(Split("time"), DivisionKeys(times=times), 600, 5)
     assert np.bincount(folds + 1).tolist() == [100] * 6
     assert all(times[folds < fold].max() < times[folds == fold].min() for fold in range(5))
 
@@ -126,7 +126,7 @@ def test_missing_values_and_too_few_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="the column c has 1 missing values, the first in row 1"):
         read_keys(Split("group", "c"), lambda _: np.array(["a", None], object), lambda row: f"row {row}")
     with pytest.raises(ConfigError, match="has rows for 3 of 5 folds; use fewer"):
-        assign_folds(Split("group", "c"), DivisionKeys(np.arange(9) % 3), 9, 5, (0, 1))
+        assign_folds(Split("group", "c"), DivisionKeys(np.arange(9) % 3), 9, 5)
 
 
 def test_groups_do_not_depend_on_the_order_of_rows_and_keep_their_share() -> None:

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.reading.division import choose_validation, number_folds
+from scaleflow.dataset.reading.division import choose_validation, hold_out_fold
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import FOLD, Arrays, Augment, Dataset, Inputs, Target
+from scaleflow.interfaces import FOLD, Arrays, Augment, Dataset, DivisionKeys, Inputs, Outputs, Split, Target
 
 TABLE = {"a": Inputs((1,)), "b": Inputs((1,))}
+
+REGRESSION, CLASSES = Outputs("regression", (1,)), Outputs("classification", (3,))
+
+AUTO_RULE = Split("auto")
 
 
 def options(**changes: Any) -> Dataset:
@@ -54,13 +58,38 @@ def test_folds_that_cannot_be_are_refused_in_words(changes: dict[str, Any], inpu
         choose_validation(options(validation="out_of_fold", **changes), inputs, 500, folds)
 
 
+def divide(targets: Any, outputs: Outputs, rule: Split = AUTO_RULE, **keys: Any) -> Any:
+    """Returns the fold of each example, for validation out of fold."""
+    from scaleflow.dataset.batches.rows import to_rows
+    from scaleflow.dataset.batches.splits import Splits, divide_into_folds
+
+    rows = to_rows(Arrays({"a": np.zeros((len(targets), 1))}, targets, **keys))
+    test = to_rows(Arrays({"a": np.zeros((4, 1))}, targets[:4]))
+    splits = Splits(rows, None, test, inputs=TABLE, outputs=outputs, sample=None)
+    divided = divide_into_folds(splits, 8, rule, raw=rows)
+    assert divided.test is not None
+    assert (divided.test.inputs[FOLD] == -1).all()  # type: ignore[attr-defined]
+    assert divided.validation is divided.train
+    return divided.train.inputs[FOLD]  # type: ignore[attr-defined]
+
+
 def test_folds_are_equal_in_size_and_in_their_targets() -> None:
     targets = np.random.default_rng(0).uniform(size=(83, 1)).astype("f")
-    numbered = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8)
-    folds = numbered.inputs[FOLD]
+    folds = divide(targets, REGRESSION)
     assert sorted(np.bincount(folds)) == [10] * 5 + [11] * 3
     means = [targets[folds == fold].mean() for fold in range(8)]
     assert np.std(means) < 0.5 * targets.std() / np.sqrt(10), "much less than in folds drawn at random"
-    again = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8).inputs[FOLD]
-    assert (folds == again).all()
-    assert (number_folds(Arrays({"a": np.zeros((4, 1))}, targets[:4]), 0).inputs[FOLD] == -1).all()
+    assert (folds == divide(targets, REGRESSION)).all()
+
+
+@pytest.mark.parametrize("by", ["auto", "random", "stratum", "group", "hash"])
+def test_members_leave_out_the_same_folds_as_the_jobs_of_a_sweep(by: Any) -> None:
+    random = np.random.default_rng(1)
+    targets = random.integers(0, 3, 200)
+    groups = random.integers(0, 60, 200).astype(np.uint64) if by in ("group", "hash") else None
+    keys = DivisionKeys(strata=targets) if groups is None else DivisionKeys(groups)
+    rule = Split(by)
+    folds = divide(targets, CLASSES, rule, groups=groups)
+    for number in range(8):
+        _, held_out = hold_out_fold(rule, keys, 200, fold=(number, 8))
+        assert (held_out == (folds == number)).all()

@@ -38,12 +38,13 @@ from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.dataset.batches.varying import is_own_source, settle_variation
 from scaleflow.dataset.reading.division import (
     Division,
+    add_folds,
+    assign_folds,
     choose_validation,
     encode_keys,
     find_strata,
     hold_out_fold,
     is_by_target,
-    number_folds,
 )
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
@@ -246,9 +247,18 @@ def describe_learned(
 
 
 def divide_into_folds(splits: Splits, folds: int, rule: Split, raw: Rows) -> Splits:
-    """Makes the training split the validation split, too, with the number of a fold for each example of `raw`."""
-    train = number_folds(splits.train, folds, rule, keys=encode_keys(rule, DivisionKeys.of(raw), len(raw)))
-    test = None if splits.test is None else number_folds(splits.test, 0)
+    """Makes the training split the validation split, too, with the number of a fold for each example of `raw`.
+
+    Examples of the test split are in no fold.
+    """
+    train: Any = splits.train  # it is in memory
+    keys = find_division_keys(rule, raw, splits.outputs)
+    targets = train.targets
+    has_single_targets = isinstance(targets, np.ndarray) and targets[0].size == 1
+    if rule.by == "auto" and keys.strata is None and has_single_targets:
+        keys = replace(keys, strata=np.unique(targets, return_inverse=True)[1].ravel())
+    train = add_folds(train, assign_folds(rule, keys, len(raw), folds))
+    test = None if splits.test is None else add_folds(splits.test, np.full(len(splits.test), -1, np.int32))
     return replace(splits, train=train, validation=train, test=test, folds=folds)
 
 

@@ -440,17 +440,25 @@ def draw_groups(groups: Array, strata: Array | None, fraction: float, seeds: Seq
     return np.asarray(chosen[numbers])
 
 
-def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds: Sequence[int]) -> Array:
+#: Draws folds. It is no setting: the same rows are in the same folds in every run, whatever the seed of the run.
+FOLD_SEEDS = (0, 2)
+
+
+def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int) -> Array:
     """Returns the number of the fold that each row is in, [count] int32, from 0.
 
-    Folds have nearly equally many rows, and whole groups. By time they are ordered; -1: the rows before the first one.
+    The same rows always get the same folds: the jobs of a sweep are compared on the same rows, and a run that begins
+    with the weights of another one (`model.init_from`) has members that have not seen their folds there either.
+
+    Folds have nearly equally many rows, whole groups, and the same share of each class of `keys.strata`. By time they
+    are ordered; -1: the rows before the first one.
 
     Raises:
         ConfigError: if there are too few different values.
     """
-    random = np.random.default_rng(list(seeds))
+    random = np.random.default_rng(FOLD_SEEDS)
     if rule.by == "hash":
-        numbers = (spread_hashes(require_keys(rule, keys.groups), seeds) * folds).astype(np.int32)
+        numbers = (spread_hashes(require_keys(rule, keys.groups), FOLD_SEEDS) * folds).astype(np.int32)
     elif rule.by == "time":
         times = require_keys(rule, keys.times)
         firsts = np.quantile(times, np.arange(1, folds + 1) / (folds + 1))
@@ -458,10 +466,13 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
     elif rule.by == "group":
         numbers = deal_groups(require_keys(rule, keys.groups), keys.strata, folds, random=random)
     else:
+        strata = np.zeros(count, np.int64)
+        if keys.strata is not None and rule.by in ("auto", "stratum"):
+            strata = keys.strata
+        order, _, _ = order_by_class(strata, random)
         drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
-        strata = np.zeros(count, np.int64) if keys.strata is None or rule.by not in ("auto", "stratum") else keys.strata
         numbers = np.empty(count, np.int32)
-        numbers[order_by_class(strata, random)[0]] = np.ravel(drawn)[:count]
+        numbers[order] = np.ravel(drawn)[:count]
     if (found := np.count_nonzero(np.bincount(numbers + 1)[1:])) < folds:
         raise ConfigError(
             f"dataset.split: {{by: {rule.by}}} has rows for {found} of {folds} folds; use fewer ones, or another column"
@@ -471,10 +482,10 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
 
 def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: tuple[int, int]) -> tuple[Array, Array]:
     """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
-    left, without the gap. The folds are the same in every run. `fold` is its number, from 0, and that of the folds.
+    left, without the gap. `fold` is its number, from 0, and that of the folds.
     """
     number, folds = fold
-    held_out = assign_folds(rule, keys, count, folds=folds, seeds=(0, 3)) == number
+    held_out = assign_folds(rule, keys, count, folds) == number
     rest = ~held_out
     if rule.by == "time" and keys.times is not None:
         rest = keys.times < keys.times[held_out].min() - parse_gap(rule.gap)
@@ -505,8 +516,6 @@ def deal_groups(groups: Array, strata: Array | None, folds: int, random: np.rand
             loads[fold] = load
     return np.asarray(dealt[numbers])
 
-
-RANDOM = Split("random")
 
 #: The fraction that `auto` holds out, if there are no folds.
 HELD_OUT = 0.1
@@ -549,23 +558,7 @@ def choose_validation(
     return HELD_OUT, 0
 
 
-def number_folds(examples: Rows, folds: int, rule: Split = RANDOM, keys: DivisionKeys | None = None) -> Rows:
-    """Returns examples with the number of a fold as a further input; `folds=0`: that of no fold, -1.
-
-    The same rows always get the same folds: a run that begins with the weights of another one (`model.init_from`), and
-    with its rows, has members that have not seen their folds there either.
-    The folds have nearly the same number of examples, and nearly the same targets; or whole groups of `keys`, if `rule`
-    says so.
-    """
+def add_folds(examples: Rows, numbers: Array) -> Rows:
+    """Returns examples with the number of a fold as a further input, from `numbers` [n] int32."""
     arrays: Any = examples  # training in folds keeps them in memory
-    numbers = np.full(len(arrays), -1, np.int32)
-    if folds and keys is not None and rule.by in ("group", "hash"):
-        numbers = assign_folds(rule, keys, len(arrays), folds=folds, seeds=(0, 2))
-    elif folds:
-        random = np.random.default_rng([0, 2])
-        order = random.permutation(len(arrays))
-        if isinstance(arrays.targets, np.ndarray) and arrays.targets[0].size == 1:
-            order = order[np.argsort(np.ravel(arrays.targets)[order], kind="stable")]
-        drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-len(arrays) // folds), 1)), axis=1)
-        numbers[order] = np.ravel(drawn)[: len(arrays)]
     return replace(arrays, inputs={**arrays.inputs, FOLD: numbers})  # type: ignore[no-any-return]
