@@ -40,6 +40,7 @@ from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.command_exit import FINISHED, NOT_PROMOTED, Outcome
 from scaleflow.launcher.display import display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.promotion.decision import to_values
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class PromotionResult(Readable):
         version: of the registered model; None with `dry_run`.
         champion: the version that was the champion before; None if there was none.
         conditions: each condition with its figures, and whether it holds.
-        comparison: with the champion, as in `scaleflow.promotion.decision.ScoreComparison`; None without a champion.
+        comparison: with the champion, as in `scaleflow.promotion.decision.to_values`; None without a champion.
         smoke: what was measured of the served model.
     """
 
@@ -117,7 +118,7 @@ def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
 
 def to_result(done: PromotionOutcome) -> PromotionResult:
     decision = done.decision
-    compared = None if decision.comparison is None else asdict(decision.comparison)
+    compared = None if decision.comparison is None else to_values(decision.comparison)
     checks = [(each.text, each.holds) for each in decision.conditions]
     return PromotionResult(
         decision.is_promoted, done.version, done.champion, conditions=checks, comparison=compared, smoke=decision.smoke

@@ -23,10 +23,9 @@ from scaleflow.config.policies import PROMOTE
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.collector import EXAMPLE
-from scaleflow.evaluation.comparison import PairedScores, count_not_finite, pair_scores
+from scaleflow.evaluation.comparison import PairedScores, ScoreComparison, count_not_finite, pair_scores
 from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
-from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.skills import find_constant_parts, find_useless_skills, measure_skills
 from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, PromotionOptions, find_direction, name_leaves
 from scaleflow.interfaces.directions import NAME_ADVICE
@@ -38,7 +37,6 @@ from scaleflow.promotion.decision import (
     SLICE,
     Condition,
     Decision,
-    ScoreComparison,
     SmokeTest,
     check_floor,
     check_served_model,
@@ -61,10 +59,10 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:
-        gain = Figure(found.gain, found.low, found.high)
+        candidate, champion = found.value.value, found.other
         rows = [
-            {"model": "candidate", found.metric: found.candidate, "better by": gain, "better on": found.better},
-            {"model": "champion", found.metric: found.champion, "better on": found.worse},
+            {"model": "candidate", found.metric: candidate, "better by": found.gain, "better on": found.better},
+            {"model": "champion", found.metric: champion, "better on": found.worse},
         ]
         sections.append(compose_section(f"The same {found.examples:,} examples", make_table(rows)))
     if decision.smoke:
@@ -436,27 +434,7 @@ def compare_models(
             f"the champion and the candidate can be compared on {count:,} examples{why}; at least {FEWEST_EXAMPLES} "
             f"are needed: use {'other data' if on else 'a larger test split'}"
         )
-    used = pair.select(is_used)
-    candidate_mean, champion_mean = (
-        float(np.average(each, weights=used.weights)) for each in (used.scores, used.others)
-    )
-    gain, low, high = used.measure_gain(options.confidence)
-    return ScoreComparison(
-        pair.metric,
-        pair.is_error,
-        count,
-        left_out=left_out,
-        candidate=candidate_mean,
-        champion=champion_mean,
-        gain=gain,
-        low=low,
-        high=high,
-        better=int((used.gains > 0).sum()),
-        worse=int((used.gains < 0).sum()),
-        differ=used.count_differing(),
-        on=on,
-        over=used.units.describe() if used.units else "",
-    )
+    return replace(pair.select(is_used).compare(options.confidence), left_out=left_out, on=on)
 
 
 def check_skills(candidate: Predictions, champion: Predictions, is_seen: Array) -> list[Condition]:

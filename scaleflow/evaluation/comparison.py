@@ -20,30 +20,46 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """How one model differs from another in a metric, on the examples that both have.
+class ScoreComparison:
+    """How good a model is next to another one, on the examples that both have.
 
     Attributes:
         metric: the mean of the examples' scores, such as `accuracy` or `price/mae`.
         is_error: whether a smaller one is better.
-        difference: from the other one, with its paired interval.
+        value: of the model, with its interval.
+        other: the value of the other model.
+        gain: how much better the model is, with its paired interval; negative if it is worse.
         better, worse: the examples that it predicts better, or worse, than the other one.
+        differ: the examples, or what the intervals are `over`, on which one model is better.
         over: the units that the intervals are of, such as `12 groups of customer`; empty if each example is one.
+        left_out: the examples of the split that are not compared, because the other model was trained on them.
+        on: the file with the examples; empty for a split of the model. Then neither model was trained on them.
     """
 
     metric: str
     is_error: bool
     examples: int
     value: Figure
-    difference: Figure
+    other: float
+    gain: Figure
     better: int
     worse: int
+    differ: int
     over: str = ""
+    left_out: int = 0
+    on: str = ""
+
+    @property
+    def difference(self) -> Figure:
+        """What the metric is above that of the other model, with its paired interval."""
+        if not self.is_error:
+            return self.gain
+        return Figure(0.0 - self.gain.value, 0.0 - self.gain.high, 0.0 - self.gain.low)
 
     @property
     def is_noise(self) -> bool:
         """Whether the difference may be chance: its interval contains 0, or there is none."""
-        return not (self.difference.low > 0 or self.difference.high < 0)
+        return not (self.gain.low > 0 or self.gain.high < 0)
 
 
 @dataclass(frozen=True)
@@ -83,13 +99,22 @@ class PairedScores:
         sums = self.gains if self.units is None else np.bincount(self.units.numbers, self.gains)
         return int(np.count_nonzero(sums))
 
-    def make_intervals(self, confidence: float = CONFIDENCE) -> Intervals:
-        """Returns what makes the intervals of figures of the examples."""
-        return Intervals(len(self.scores), self.weights, self.units, confidence)
-
-    def measure_gain(self, confidence: float) -> Figure:
-        """Returns the mean gain of two or more examples with its paired interval."""
-        return self.make_intervals(confidence).mean(self.gains)
+    def compare(self, confidence: float = CONFIDENCE) -> ScoreComparison:
+        """Compares the means of the scores of two or more examples."""
+        intervals = Intervals(len(self.scores), self.weights, self.units, confidence)
+        gains = self.gains
+        return ScoreComparison(
+            self.metric,
+            self.is_error,
+            len(self.scores),
+            value=intervals.mean(self.scores, is_error=self.is_error, is_rate=not self.is_error),
+            other=intervals.mean(self.others).value,
+            gain=intervals.mean(gains),
+            better=int((gains > 0).sum()),
+            worse=int((gains < 0).sum()),
+            differ=self.count_differing(),
+            over=self.units.describe() if self.units else "",
+        )
 
 
 def count_not_finite(predictions: Predictions) -> int:
@@ -127,29 +152,14 @@ def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores
         yield PairedScores(metric, own.is_error, examples, scores=scores, others=others, weights=of_rows, units=units)
 
 
-def compare_predictions(model: Predictions, other: Predictions) -> list[PairedDifference]:
+def compare_predictions(model: Predictions, other: Predictions) -> list[ScoreComparison]:
     """Compares each output of a model with that of another one.
 
     Raises ConfigError if they are not of the same examples, or the models have other outputs.
     """
     if (model.split, model.digest) != (other.split, other.digest) or not model.digest:
         raise ConfigError(f"the predictions are of different examples: {describe_of(model)} and {describe_of(other)}")
-    found = []
-    for pair in pair_scores(model, other):
-        intervals = pair.make_intervals()
-        found.append(
-            PairedDifference(
-                pair.metric,
-                pair.is_error,
-                len(pair.scores),
-                value=intervals.mean(pair.scores, is_error=pair.is_error, is_rate=not pair.is_error),
-                difference=intervals.mean(pair.scores - pair.others),
-                better=int((pair.gains > 0).sum()),
-                worse=int((pair.gains < 0).sum()),
-                over=pair.units.describe() if pair.units else "",
-            )
-        )
-    return found
+    return [pair.compare() for pair in pair_scores(model, other)]
 
 
 def describe_of(predictions: Predictions) -> str:

@@ -1,5 +1,7 @@
 """The conditions of a promotion, and what is recorded of the decision."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
@@ -13,9 +15,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -23,6 +25,9 @@ import psutil
 from scaleflow.errors import RunError
 from scaleflow.interfaces import PromotionOptions
 from scaleflow.interfaces.formatting import format_number
+
+if TYPE_CHECKING:
+    from scaleflow.evaluation.comparison import ScoreComparison
 
 #: The most characters of the reasons in a tag.
 LONGEST = 2000
@@ -37,36 +42,6 @@ class Condition:
 
     text: str  # the condition, with its figures
     holds: bool
-
-
-@dataclass(frozen=True)
-class ScoreComparison:
-    """A candidate and the champion on the same examples.
-
-    Attributes:
-        is_error: whether a smaller one is better.
-        left_out: the examples of the split that the champion was trained on.
-        gain, low, high: how much better the candidate is, and the ends of the interval.
-        better, worse: the examples that the candidate predicts better, or worse.
-        differ: the examples, or what the interval is `over`, on which one model is better.
-        on: the file with the examples; empty for the candidate's test split. Then neither model was trained on them.
-        over: the units that the interval is of, such as `12 groups of customer`; empty if each example is one.
-    """
-
-    metric: str
-    is_error: bool
-    examples: int
-    left_out: int
-    candidate: float
-    champion: float
-    gain: float
-    low: float
-    high: float
-    better: int
-    worse: int
-    differ: int
-    on: str = ""
-    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,24 +74,47 @@ def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Co
 
     If few examples differ, they may all be better by chance: the interval does not show that, and a sign test does.
     """
-    interval = f"{found.low:+.4g} to {found.high:+.4g}"
-    how = (
-        f"better by {found.gain:.4g} ({interval}" if found.gain >= 0 else f"worse by {-found.gain:.4g} (gain {interval}"
-    )
+    gain, low, high = found.gain
+    interval = f"{low:+.4g} to {high:+.4g}"
+    how = f"better by {gain:.4g} ({interval}" if gain >= 0 else f"worse by {-gain:.4g} (gain {interval}"
     text = (
-        f"{found.metric} {found.candidate:.4g}, the champion {found.champion:.4g}: {how}, "
+        f"{found.metric} {found.value.value:.4g}, the champion {found.other:.4g}: {how}, "
         f"{options.confidence:.0%} confidence) on {found.examples:,} examples"
     )
     text += f" of {found.on}" if found.on else ""
     text += f" in {found.over}" if found.over else ""
     if found.left_out:
         text += f", without {found.left_out:,} that {'a model' if found.on else 'the champion'} was trained on"
-    if not found.low > options.tolerance:
+    if not low > options.tolerance:
         return Condition(f"{text}; the lower end is not above {options.tolerance:g}", False)
     least = math.ceil(-math.log2(1 - options.confidence))
     if found.differ < least and options.tolerance >= 0:
         return Condition(f"{text}; only {found.differ} of them differ, and {least} are needed", False)
     return Condition(text, True)
+
+
+def to_values(found: ScoreComparison) -> dict[str, Any]:
+    """Returns a comparison as the record of a decision and the result of `scaleflow.promote_model` have it.
+
+    It has no interval of the candidate's own value: what decides is the interval of the gain.
+    """
+    gain, low, high = found.gain
+    return {
+        "metric": found.metric,
+        "is_error": found.is_error,
+        "examples": found.examples,
+        "left_out": found.left_out,
+        "candidate": found.value.value,
+        "champion": found.other,
+        "gain": gain,
+        "low": low,
+        "high": high,
+        "better": found.better,
+        "worse": found.worse,
+        "differ": found.differ,
+        "on": found.on,
+        "over": found.over,
+    }
 
 
 def check_floor(key: str, value: float, floor: float, is_error: bool) -> Condition:
@@ -138,7 +136,7 @@ def make_record(decision: Decision, candidate: str, champion: str | None) -> dic
         "reasons": "; ".join(decision.reasons)[:LONGEST],
         "model": candidate,
         "compared_with": champion,
-        "comparison": None if decision.comparison is None else asdict(decision.comparison),
+        "comparison": None if decision.comparison is None else to_values(decision.comparison),
         "smoke": dict(decision.smoke),
     }
 

@@ -193,7 +193,7 @@ def test_models_that_differ_by_the_luck_of_a_few_customers_do_not_differ() -> No
             (found,) = compare_predictions(first, second)
             noise[name] += found.is_noise
             (scores,) = pair_scores(first, second)
-            better[name] += scores.measure_gain(0.95).low > 0
+            better[name] += scores.compare(0.95).gain.low > 0
     assert noise["groups"] >= 36 > 20 > noise["rows"]
     assert better["groups"] <= 3 < 10 < better["rows"]
 

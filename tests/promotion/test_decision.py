@@ -15,15 +15,14 @@ from omegaconf import OmegaConf
 from scaleflow.commands.promotion_steps import compare_models
 from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.evaluation.comparison import PairedScores
+from scaleflow.evaluation.comparison import PairedScores, ScoreComparison
 from scaleflow.evaluation.predictions import GROUP, Predictions
-from scaleflow.evaluation.resampling import Units
+from scaleflow.evaluation.resampling import Figure, Units
 from scaleflow.interfaces import PromotionOptions
 from scaleflow.promotion import decision as decision_module
 from scaleflow.promotion.decision import (
     Condition,
     Decision,
-    ScoreComparison,
     check_floor,
     describe_comparison,
     make_record,
@@ -47,9 +46,9 @@ def test_a_candidate_is_compared_on_examples_that_the_champion_was_not_trained_o
     found = compare_models(candidate, champion, is_seen, OPTIONS)
     right = [(each.column("target") == each.column("prediction"))[150:] for each in (candidate, champion)]
     assert (found.metric, found.examples, found.left_out) == ("accuracy", 50, 150)
-    assert [found.candidate, found.champion] == pytest.approx([each.mean() for each in right])
-    assert found.gain == pytest.approx(right[0].mean() - right[1].mean())
-    assert found.low < found.gain < found.high
+    assert [found.value.value, found.other] == pytest.approx([each.mean() for each in right])
+    assert found.gain.value == pytest.approx(right[0].mean() - right[1].mean())
+    assert found.gain.low < found.gain.value < found.gain.high
     assert (found.better, found.worse) == ((right[0] & ~right[1]).sum(), (right[1] & ~right[0]).sum())
     condition = describe_comparison(found, OPTIONS)
     assert condition.holds
@@ -59,8 +58,8 @@ def test_a_candidate_is_compared_on_examples_that_the_champion_was_not_trained_o
         "on 50 examples of week.csv, without 150 that a model was trained on"
     )
     assert not describe_comparison(compare_models(champion, candidate, is_seen, OPTIONS), OPTIONS).holds
-    strict = describe_comparison(found, replace(OPTIONS, tolerance=found.high))
-    assert strict.text.endswith(f"the lower end is not above {found.high:g}")
+    strict = describe_comparison(found, replace(OPTIONS, tolerance=found.gain.high))
+    assert strict.text.endswith(f"the lower end is not above {found.gain.high:g}")
     with pytest.raises(ConfigError, match="on 29 examples; the champion was trained on 171 others; at least 30 are"):
         compare_models(candidate, champion, np.arange(200) < 171, OPTIONS)
     with pytest.raises(ConfigError, match=r"; a model was trained on 171 others; .* needed: use other data"):
@@ -75,7 +74,7 @@ def test_models_of_other_classes_are_compared_by_the_names_of_classes() -> None:
     mirrored = {"target": 3 - values["target"], "output": values["output"][:, ::-1]}
     pair = make_predictions(CLASSES, {"": values}), make_predictions(other, {"": mirrored})
     found = compare_models(*pair, np.zeros(100, bool), OPTIONS)
-    assert (found.candidate, found.better, found.worse) == (found.champion, 0, 0)
+    assert (found.value.value, found.better, found.worse) == (found.other, 0, 0)
     with pytest.raises(ConfigError, match="the models have other outputs"):
         compare_models(pair[0], make_predictions(PRICE, {"": draw_values(PRICE, 100)}), np.zeros(100, bool), OPTIONS)
 
@@ -86,15 +85,15 @@ def test_a_smaller_error_is_better() -> None:
     pair = [make_predictions(PRICE, {"": each}) for each in (closer, values)]
     found = compare_models(*pair, np.zeros(100, bool), OPTIONS)
     assert (found.metric, found.is_error, found.better, found.worse) == ("mae", True, 100, 0)
-    assert found.gain == pytest.approx(found.champion - found.candidate)
+    assert found.gain.value == pytest.approx(found.other - found.value.value)
     condition = describe_comparison(found, OPTIONS)
     assert condition.holds
-    assert f": better by {found.gain:.4g} (+" in condition.text
+    assert f": better by {found.gain.value:.4g} (+" in condition.text
     worse = compare_models(*pair[::-1], np.zeros(100, bool), OPTIONS)
-    assert worse.candidate > worse.champion
+    assert worse.value.value > worse.other
     condition = describe_comparison(worse, OPTIONS)
     assert not condition.holds
-    assert f": worse by {-worse.gain:.4g} (gain -" in condition.text
+    assert f": worse by {-worse.gain.value:.4g} (gain -" in condition.text
 
 
 def draw_noise(random: Any, count: int, kind: str) -> PairedScores:
@@ -117,17 +116,12 @@ def test_of_a_hundred_candidates_that_are_no_better_at_most_five_are_promoted(ki
     promoted = 0
     for _ in range(trials):
         pair = draw_noise(random, count, kind)
-        gain, low, high = pair.measure_gain(0.95)
-        better, worse = int((pair.gains > 0).sum()), int((pair.gains < 0).sum())
-        found = ScoreComparison(
-            "m", pair.is_error, count, 0, 0.5, 0.5, gain, low, high, better, worse, pair.count_differing()
-        )
-        promoted += describe_comparison(found, OPTIONS).holds
+        promoted += describe_comparison(pair.compare(0.95), OPTIONS).holds
     assert promoted <= 0.05 * trials
 
 
 def test_a_few_examples_that_differ_decide_nothing() -> None:
-    found = ScoreComparison("accuracy", False, 100, 0, 0.94, 0.9, 0.04, 0.01, 0.08, 4, 0, 4)
+    found = ScoreComparison("accuracy", False, 100, Figure(0.94), 0.9, Figure(0.04, 0.01, 0.08), 4, 0, 4)
     condition = describe_comparison(found, OPTIONS)
     assert (condition.holds, condition.text[-40:]) == (False, " only 4 of them differ, and 5 are needed")
     assert describe_comparison(replace(found, differ=5), OPTIONS).holds
