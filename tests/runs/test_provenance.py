@@ -334,6 +334,13 @@ def test_a_record_keeps_its_first_state_and_adds_others(tmp_path: Path) -> None:
         read_states(files)
 
 
+def test_where_the_repository_lies_and_whether_it_is_dirty_are_not_recorded(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    write_launch_state(files, of_code(root=tmp_path, is_dirty=True))
+    assert [each.code for each in read_states(files)] == [CODE]
+    assert not {"root", "is_dirty"} & json.loads(files.provenance_record.read_text())["states"][0]["code"].keys()
+
+
 def of_code(**values: Any) -> Provenance:
     return replace(FIRST, code=replace(CODE, **values))
 

@@ -18,9 +18,15 @@ from scaleflow.runs.code_digest import VERSION, CodeFile, find_code
 from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.identity import compare, compare_known
-from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
+from scaleflow.runs.provenance.git import GONE, make_patch, read_git
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
-from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_last_inputs, read_states, write_launch_state
+from scaleflow.runs.provenance.record import (
+    CodeRecord,
+    Provenance,
+    read_last_inputs,
+    read_states,
+    write_launch_state,
+)
 from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
@@ -45,7 +51,7 @@ class LaunchFacts:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._git: dict[object, GitState | None] = {}
+        self._git: dict[object, CodeRecord | None] = {}
         self._changes: dict[object, GitChanges] = {}
 
     @functools.cached_property
@@ -56,14 +62,14 @@ class LaunchFacts:
     def machine(self) -> dict[str, str]:
         return describe_machine()
 
-    def read_git(self, code: object = None) -> GitState | None:
+    def read_git(self, code: object = None) -> CodeRecord | None:
         """Returns the state of the repository of the current folder. `code` identifies the user's code."""
         with self._lock:
             if code not in self._git:
                 self._git[code] = read_git(Path.cwd())
             return self._git[code]
 
-    def read_changes(self, code: object, state: GitState | None) -> GitChanges:
+    def read_changes(self, code: object, state: CodeRecord | None) -> GitChanges:
         with self._lock:
             if code not in self._changes:
                 self._changes[code] = GitChanges() if state is None else collect_changes(state)
@@ -98,16 +104,18 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
 
 
 def collect_launch(
-    spec: RunSpec, facts: LaunchFacts, code: Mapping[str, CodeFile], git: GitState | None, changes: GitChanges
+    spec: RunSpec, facts: LaunchFacts, code: Mapping[str, CodeFile], git: CodeRecord | None, changes: GitChanges
 ) -> Provenance:
     """Returns what the launcher knows of a run that begins."""
     plan = spec.plan
     modules = {name: describe_module(file, git) for name, file in code.items()}
-    record = CodeRecord(plan.tracking.code, VERSION, modules, changed=changes.digests)
-    if git is not None:
-        record = replace(
-            record, commit=git.commit, branch=git.branch, origin=git.origin, submodules=dict(git.submodules)
-        )
+    record = replace(
+        git or CodeRecord(),
+        is_kept=plan.tracking.code,
+        version=VERSION,
+        modules=modules,
+        changed=changes.digests,
+    )
     return Provenance(
         spec.files.count_resumes() if plan.resume is not None else 0,
         record,
@@ -121,7 +129,7 @@ def collect_launch(
     )
 
 
-def describe_module(file: CodeFile, git: GitState | None) -> list[str]:
+def describe_module(file: CodeFile, git: CodeRecord | None) -> list[str]:
     """Returns the digests of a module, and its path in the repository; see `CodeRecord`."""
     path = os.path.realpath(file.path)
     is_inside = git is not None and Path(path).is_relative_to(os.path.realpath(git.root))
@@ -147,7 +155,7 @@ def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
     return left_out
 
 
-def collect_changes(state: GitState) -> GitChanges:
+def collect_changes(state: CodeRecord) -> GitChanges:
     """Returns the uncommitted changes."""
     digests = digest_changes(state)
     try:
@@ -156,7 +164,7 @@ def collect_changes(state: GitState) -> GitChanges:
         return GitChanges(digests, "", {"changes.patch": f"git failed: {type(error).__name__}"})
 
 
-def digest_changes(state: GitState) -> dict[str, str]:
+def digest_changes(state: CodeRecord) -> dict[str, str]:
     """Returns the digests of the changed files that are the smallest; of the others only their names and sizes count,
     together.
     """

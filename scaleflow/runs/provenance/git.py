@@ -11,11 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from scaleflow.interfaces.secret_masking import is_secret_file, mask_lines, mask_text
 from scaleflow.runs.data_digest import NO_DATA, NO_DATA_SUFFIXES, walk_outside_runs
+from scaleflow.runs.provenance.record import CodeRecord
 
 #: Time limit of a git command in seconds.
 GIT_SECONDS = 5.0
@@ -38,6 +39,7 @@ OPTIONS = (
     *("-c", "core.quotePath=false", "-c", "color.ui=false"),
 )
 
+#: What a record says of a file that was deleted since the commit.
 GONE = "gone"
 
 #: A commit. A text of another form, which may come from a store, could be an option of git.
@@ -45,29 +47,6 @@ COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 #: A file in a folder with the code of an earlier run (`rerun --checkout`).
 CHECKOUT_MARK = ".scaleflow-checkout"
-
-
-@dataclass(frozen=True)
-class GitState:
-    """A repository as it is now.
-
-    Attributes:
-        commit: the commit that is checked out, 40 or 64 hexadecimal digits.
-        branch: the name of the branch; `HEAD` if none is checked out.
-        origin: the address of the remote `origin`, with credentials masked; empty if there is none.
-        is_dirty: whether tracked files differ from the commit.
-        changed: the files that differ from the commit, by path relative to `root`, those of submodules, too: `changed`,
-            `new` or `gone`. New files that git ignores, and what runs write, are left out.
-        submodules: the commits of the submodules that differ from the commit, by path.
-    """
-
-    root: Path
-    commit: str
-    branch: str
-    origin: str
-    is_dirty: bool
-    changed: Mapping[str, str] = field(default_factory=dict)
-    submodules: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_git(folder: Path, *words: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> str:
@@ -85,8 +64,11 @@ def run_git(folder: Path, *words: str, text: str | None = None, environment: Map
     return os.fsdecode(done.stdout).rstrip("\n")
 
 
-def read_git(folder: Path) -> GitState | None:
-    """Returns the state of the repository that a folder is in; None if there is none with a commit that git reads."""
+def read_git(folder: Path) -> CodeRecord | None:
+    """Returns what git knows of the repository that a folder is in; None if there is none with a commit that git reads.
+
+    In `changed`, files are `changed`, `new` or `gone`. New files that git ignores, and what runs write, are left out.
+    """
     try:
         root = Path(run_git(folder, "rev-parse", "--show-toplevel"))
         status = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=none")
@@ -100,7 +82,7 @@ def read_git(folder: Path) -> GitState | None:
     tracked = [entry.split(" ", 10 if entry[0] == "u" else 8) for entry in entries if entry[:2] in ("1 ", "u ")]
     new = [entry[2:] for entry in entries if entry.startswith("? ")]
     branch = "HEAD" if branch == "(detached)" else branch
-    state = GitState(root, commit, branch, origin=read_origin(root), is_dirty=bool(tracked))
+    state = CodeRecord(commit=commit, branch=branch, origin=read_origin(root), root=root, is_dirty=bool(tracked))
     changed = {words[-1]: GONE if "D" in words[1] else "changed" for words in tracked if words[2] == "N..."}
     changed |= dict.fromkeys(list_new_files(root, new), "new")
     kept = {path: how for path, how in changed.items() if not is_output(path) and not (root / path).is_dir()}
@@ -114,7 +96,7 @@ def read_origin(root: Path) -> str:
         return ""
 
 
-def add_submodules(state: GitState, paths: Sequence[str]) -> GitState:
+def add_submodules(state: CodeRecord, paths: Sequence[str]) -> CodeRecord:
     """Adds the commits and the changed files of submodules."""
     changed, commits = dict(state.changed), dict[str, str]()
     for path in paths:
@@ -136,8 +118,8 @@ def is_output(path: str) -> bool:
     return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
 
 
-def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
-    """Returns the files that differ from another commit, as `GitState.changed` does; None if it is not known here."""
+def list_changes_since(state: CodeRecord, commit: str) -> dict[str, str] | None:
+    """Returns the files that differ from another commit, as `CodeRecord.changed` does; None if it is not known here."""
     if not COMMIT_ID.fullmatch(commit):
         return None
     try:
@@ -168,7 +150,7 @@ def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
         yield from sorted(set(found) - set(ignored))
 
 
-def choose_patched(state: GitState) -> tuple[list[str], dict[str, str]]:
+def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
     """Chooses the files that the patch has, small ones first. Returns them, and why others are left out."""
     sizes, left_out = {}, {}
     for path in (path for path, how in state.changed.items() if how != GONE):
@@ -192,7 +174,7 @@ def choose_patched(state: GitState) -> tuple[list[str], dict[str, str]]:
     return chosen, left_out
 
 
-def make_patch(state: GitState) -> tuple[str, dict[str, str]]:
+def make_patch(state: CodeRecord) -> tuple[str, dict[str, str]]:
     """Returns a patch from the commit to the changed and new files, with secrets masked, and why files are left out.
 
     Files that are gone are not in it.

@@ -20,7 +20,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """The code of a run.
+    """The code of a run, and what git knows of the repository of the current folder.
 
     Attributes:
         is_kept: whether the code was looked at and copied; false with `tracking.code=false`.
@@ -28,10 +28,16 @@ class CodeRecord:
         modules: the user's modules that the config names and those that they import, by the path from the folder in
             which they were found: the digest of the code without comments, that of the content, and the path from the
             repository's top folder (empty outside of it).
-        commit, branch, origin: of the repository of the current folder; empty without git.
-        changed: the digests of the files that differ from the commit, by path, `gone` for one that was deleted.
+        commit: the commit that is checked out, 40 or 64 hexadecimal digits; empty without git, as what follows.
+        branch: the name of the branch; `HEAD` if none is checked out.
+        origin: the address of the remote `origin`, with credentials masked; empty if there is none.
+        changed: the digests of the files that differ from the commit, by path from the repository's top folder, those
+            of submodules, too; `gone` for one that was deleted. Until they are computed, `changed` and `new` stand for
+            digests.
         submodules: the commits of submodules that differ from the commit, by path.
         left_out: why a changed file is not in the patch, or a module not among the copies.
+        root: the repository's top folder. It is not recorded.
+        is_dirty: whether tracked files differ from the commit. It is not recorded: a tag has it.
     """
 
     is_kept: bool = False
@@ -43,6 +49,8 @@ class CodeRecord:
     changed: Mapping[str, str] = field(default_factory=dict)
     submodules: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    root: Path = Path()
+    is_dirty: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Provenance:
 def write_launch_state(files: RunFolder, state: Provenance) -> None:
     """Adds what the launcher knows when a command begins."""
     values = asdict(state)
-    del values["data"], values["settings"]
+    del values["data"], values["settings"], values["code"]["root"], values["code"]["is_dirty"]
     append_state(files.provenance_record, values)
 
 

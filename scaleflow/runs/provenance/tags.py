@@ -21,8 +21,8 @@ from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.runs.folder import RunFolder, read_json
 
 if TYPE_CHECKING:  # MLflow imports this module in every process that uses it
-    from scaleflow.runs.provenance.git import GitState
     from scaleflow.runs.provenance.machine import Package
+    from scaleflow.runs.provenance.record import CodeRecord
 
 #: The environment variable with the folder of the run that this process works for.
 INSIDE = "SCALEFLOW_RUN_FOLDER"
@@ -33,7 +33,7 @@ PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 LONGEST = 4000
 
 
-def make_run_tags(state: GitState | None, packages: Mapping[str, Package]) -> dict[str, str]:
+def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> dict[str, str]:
     """Returns the tags of a run that starts now in this process."""
     tags = {
         "scaleflow.host": socket.gethostname(),
@@ -86,7 +86,7 @@ class RunContext:
         return {**tags, "scaleflow.inside": str(folder)}
 
 
-def make_git_tags(state: GitState | None) -> dict[str, str]:
+def make_git_tags(state: CodeRecord | None) -> dict[str, str]:
     """Returns the commit, the branch, the origin, and whether tracked files differ; empty without git."""
     if state is None:
         return {}
