@@ -18,7 +18,7 @@ from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.targets import OneKind, check_weights_name
 from scaleflow.dataset.reading.text import LOWER
-from scaleflow.dataset.tables.columns import check_embedding, describe_input_column, make_preprocessing
+from scaleflow.dataset.tables.columns import FeatureOptions, describe_input_column, make_preprocessing
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import (
     ColumnOptions,
@@ -132,15 +132,10 @@ class Table:
         earlier: EarlierState | None = None,
         split: Split | None = None,
     ) -> None:
-        check_embedding(tokens, embed)
-        self._division, self._earlier = Division(split or Split("random"), test, split_seed), earlier
-        self._target, self._weights = target, weights
-        form = CsvForm(delimiter, tuple(header or ()), encoding, missing=tuple(missing or ()))
-        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
-        self.learned_cache = LearnedCache(cache_dir, data_dir)
-        self._files = open_tables(data_dir, form, self.learned_cache)
-        self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
-        told = ColumnOptions(
+        features = FeatureOptions(
+            most_values=most_values, vocabulary=vocabulary, standardize=standardize, embed=embed, tokens=tokens
+        )
+        self._options = ColumnOptions(
             columns=columns,
             weights=weights,
             drop=drop,
@@ -155,20 +150,28 @@ class Table:
             rare=rare,
             scale_target=scale_target,
         )
+        self._division = Division(split or Split("random"), test, split_seed)
+        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
+        self._target = target
+        self._weights = weights
+        form = CsvForm(delimiter, tuple(header or ()), encoding, missing=tuple(missing or ()))
+        self.learned_cache = LearnedCache(cache_dir, data_dir)
+        self._files = open_tables(data_dir, form, self.learned_cache)
+        self._earlier = earlier
+        self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
         self.load_notes: list[str] = []  # notes on splits whose files `load` has read
-        self._learn(form, told, data_dir, learn_on=learn_on)
-        make = partial(make_preprocessing, told=told, embed=embed, words=vocabulary, tokens=tokens)
-        self.preprocessing = {name: make(name, each, standardize=standardize) for name, each in self._kinds.items()}
+        self._learn(form, data_dir, learn_on)
+        self.preprocessing = {name: make_preprocessing(name, each, features) for name, each in self._kinds.items()}
 
-    def _learn(self, form: CsvForm, told: ColumnOptions, data_dir: str, learn_on: int | None) -> None:
+    def _learn(self, form: CsvForm, data_dir: str, learn_on: int | None) -> None:
         """Chooses the columns, and learns from the first rows what they are."""
-        names, given = self._choose_inputs(data_dir, told)
+        names, given = self._choose_inputs(data_dir)
         used = [*names, *([self._weights] if self._weights else []), self._target]
         self._files.use(used)
         self._read = partial(TableRows, self._files, used, learn_on=learn_on, weights=self._weights)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
-        types = self._learn_types(rows, names, given, told=told)
+        types = self._learn_types(rows, names, given)
         self._kinds, useless = divide_useless(types.found, self._target)
         self._missing_words = types.missing_words
         self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
@@ -177,9 +180,9 @@ class Table:
         words = find_categories(self._past.get("columns", {}), self._earlier)
         self._readers = make_readers(self.reading, words)
         self._rows = {rows.group: rows.describe(self._target, self._readers, self.outputs)}
-        self.notes = tuple(self._describe(rows, types, useless, told=told))
+        self.notes = tuple(self._describe(rows, types, useless))
 
-    def _choose_inputs(self, data_dir: str, told: ColumnOptions) -> tuple[list[str], dict[str, str]]:
+    def _choose_inputs(self, data_dir: str) -> tuple[list[str], dict[str, str]]:
         """Returns the names of the inputs, and what options say that columns are taken for, by name.
 
         If an earlier run is evaluated or resumed, both are those of that run.
@@ -198,75 +201,100 @@ class Table:
             find_columns([*filter(None, [self._weights])], self._files.names, "dataset.weights")
             check_weights_name(self._weights, known, self._target, key="the inputs of the earlier run")
             return list(known), dict(known)
-        found, roles = self._files.names, find_keys(self._division.rule, self._weights)
-        names = choose_columns(found, self._target, told.columns, drop=told.drop, kinds=told.by_kind, roles=roles)
+        options = self._options
+        roles = find_keys(self._division.rule, self._weights)
+        names = choose_columns(
+            self._files.names, self._target, options.columns, drop=options.drop, kinds=options.by_kind, roles=roles
+        )
         names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
-        return names, parse_column_kinds(names, told.by_kind)
+        return names, parse_column_kinds(names, options.by_kind)
 
-    def _learn_types(
-        self, rows: TableRows, names: Sequence[str], given: Mapping[str, str], told: ColumnOptions
-    ) -> TableTypes:
+    def _learn_types(self, rows: TableRows, names: Sequence[str], given: Mapping[str, str]) -> TableTypes:
         """Learns what the columns of a sample are, and how their values are written; `rows` are told the latter.
 
         Args:
             rows: with the sample.
             names: of the inputs.
             given: what columns are taken for, as far as that is said.
-            told: what options say.
         """
-        earlier, target = self._earlier, self._target
-        known, forms = self._past.get("columns", {}), self._past.get("forms", {})
+        earlier = self._earlier
+        known = self._past.get("columns", {})
         sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
-        if told.kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
-            sought.append(target)
+        if self._options.kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
+            sought.append(self._target)
         if self._weights is not None and self._weights != self._past.get("weights"):
             sought.append(self._weights)
+        facts = {
+            "given": given,
+            "forms": self._past.get("forms", {}),
+            "sought": sought,
+            "options": asdict(self._options),
+            "known": known,
+            "earlier": earlier and (earlier.find_outputs(), earlier.extends),
+            "division": asdict(self._division),
+        }
+        learn = partial(self._learn_from_sample, rows, names, given, sought=sought)
+        types = TableTypes(sought, **rows.recall("types", facts, learn))
+        rows.forms = types.forms
+        rows.missing_words = types.missing_words
+        return types
 
-        def learn() -> list[Any]:
-            from pyarrow import types
+    def _learn_from_sample(
+        self, rows: TableRows, names: Sequence[str], given: Mapping[str, str], sought: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns the fields of `TableTypes`; `sought` has the columns whose values are looked at."""
+        from pyarrow import types
 
-            columns = {name: rows.raw_columns[name] for name in sought}
-            if (rule := self._division.rule).by == "time" and rule.column is not None and rule.column not in forms:
-                columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
-            new = find_forms(
-                columns,
-                told.decimal,
-                thousands=told.thousands,
-                dates=told.dates,
-                known=forms,
-                numeric=told.numeric or (),
-                inputs=names,
-            )
-            rows.forms = {**forms, **new}
-            bare = list(describe_bare_numbers(columns, new))
-            sample = rows.sample_columns
-            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
-            outputs = describe_known_target(sample, target, told, earlier=earlier)
-            is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
-            outputs = find_limits(outputs, sample.columns[target], is_trained, earlier=earlier)
-            check_weights_column(sample, self._weights)
-            taken = {**known, **given}
-            free = [name for name in names if name not in taken and told.columns is None]
-            taken |= find_useless(sample, free, self._files.names[0], rows=rows.sampled)
+        options = self._options
+        known = self._past.get("columns", {})
+        known_forms = self._past.get("forms", {})
+        columns = self._read_sought(rows, sought)
+        new_forms = find_forms(
+            columns,
+            options.decimal,
+            thousands=options.thousands,
+            dates=options.dates,
+            known=known_forms,
+            numeric=options.numeric or (),
+            inputs=names,
+        )
+        rows.forms = {**known_forms, **new_forms}
+        sample = rows.sample_columns
+        check_column_types(sample, {name: each for name, each in given.items() if name not in known})
+        outputs = describe_known_target(sample, self._target, options, earlier=self._earlier)
+        is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
+        outputs = find_limits(outputs, sample.columns[self._target], is_trained, earlier=self._earlier)
+        check_weights_column(sample, self._weights)
+        taken = {**known, **given}
+        free = [name for name in names if name not in taken and options.columns is None]
+        taken |= find_useless(sample, free, self._files.names[0], rows=rows.sampled)
 
-            def choose(name: str) -> str:
-                return taken.get(name) or choose_kind(sample, name, told, is_free=name in free)
+        def choose(name: str) -> str:
+            return taken.get(name) or choose_kind(sample, name, options, is_free=name in free)
 
-            with ThreadPoolExecutor() as pool:  # pyarrow computes without the interpreter's lock
-                found = dict(zip(names, pool.map(choose, names), strict=True))
-            texts = [name for name in sought if types.is_string(sample.columns[name].type)]
-            inferred = [name for name in texts if name not in given and found.get(name) in EXPECTED]
-            codes = [name for name in inferred if are_codes(sample.columns[name])]
-            unread = [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])]
-            words = [name for name in names if found[name] == CATEGORY and name not in known]
-            many = count_words(sample, words, told)
-            return [found, asdict(outputs), rows.forms, codes, sample.missing_words, unread, many, bare]
+        with ThreadPoolExecutor() as pool:  # pyarrow computes without the interpreter's lock
+            found = dict(zip(names, pool.map(choose, names), strict=True))
+        texts = [name for name in sought if types.is_string(sample.columns[name].type)]
+        inferred = [name for name in texts if name not in given and found.get(name) in EXPECTED]
+        categories = [name for name in names if found[name] == CATEGORY]
+        return {
+            "found": found,
+            "outputs": asdict(outputs),
+            "forms": rows.forms,
+            "codes": [name for name in inferred if are_codes(sample.columns[name])],
+            "missing_words": sample.missing_words,
+            "unread": [name for name in inferred if name in categories and is_like_values(sample.columns[name])],
+            "many": count_words(sample, [name for name in categories if name not in known], options),
+            "bare_numbers": list(describe_bare_numbers(columns, new_forms)),
+        }
 
-        learned = earlier and (earlier.find_outputs(), earlier.extends)
-        options = [given, forms, sought, asdict(told), known, learned]
-        learned_types = TableTypes(sought, *rows.recall("types", [*options, asdict(self._division)], learn))
-        rows.forms, rows.missing_words = learned_types.forms, learned_types.missing_words
-        return learned_types
+    def _read_sought(self, rows: TableRows, sought: Sequence[str]) -> dict[str, Any]:
+        """Returns the columns whose forms are learned from the sample: those `sought`, and the one of the times."""
+        columns = {name: rows.raw_columns[name] for name in sought}
+        rule = self._division.rule
+        if rule.by == "time" and rule.column is not None and rule.column not in self._past.get("forms", {}):
+            columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
+        return columns
 
     def _describe_reading(
         self, form: CsvForm, names: Sequence[str], useless: Collection[str], types: TableTypes
@@ -277,30 +305,29 @@ class Table:
         found |= {} if self._weights is None else {"weights": self._weights}
         return found | {"unused": unused, "forms": types.forms, "many_words": many}
 
-    def _describe(
-        self, rows: TableRows, types: TableTypes, useless: Mapping[str, str], told: ColumnOptions
-    ) -> Iterator[str]:
+    def _describe(self, rows: TableRows, types: TableTypes, useless: Mapping[str, str]) -> Iterator[str]:
         """Yields the notes: what columns are taken for, and what may surprise."""
         yield describe_columns(self._kinds, self._target, self.outputs.kind, weights=self._weights)
         yield from describe_forms({name: each for name, each in types.forms.items() if name in types.sought})
         yield from types.bare_numbers
-        yield from self._describe_other_units(rows, types, numeric=told.numeric or ())
+        yield from self._describe_other_units(rows, types)
         yield from rows.describe_sample()
         unused = self.reading["unused"]
         if self._earlier is not None and not self._earlier.extends:
             yield from find_new([name for name in unused if name != self._weights], self._past)
-        expected = [*(told.drop or ()), *(unused if self._past.get("columns") or told.columns else ())]
+        options = self._options
+        expected = [*(options.drop or ()), *(unused if self._past.get("columns") or options.columns else ())]
         reasons = {name: each for name in unused if name not in expected and (each := find_name_problem(name))}
-        yield from types.describe({**reasons, **useless}, told.most_values)
+        yield from types.describe({**reasons, **useless}, options.most_values)
 
-    def _describe_other_units(self, rows: TableRows, types: TableTypes, numeric: Collection[str]) -> Iterator[str]:
+    def _describe_other_units(self, rows: TableRows, types: TableTypes) -> Iterator[str]:
         """Yields a note on each column with numbers of another unit than training had.
 
         Raises ConfigError if the run itself learns the unit, and rows outside of the sample have another one.
         """
         for name, counts in rows.count_other_units().items():
             unit = types.forms[name]["unit"]
-            if name in types.sought and name not in numeric:
+            if name in types.sought and name not in (self._options.numeric or ()):
                 refuse_several_units(name, f"{unit} and {describe_units(counts)}", is_input=name in types.found)
             yield describe_other_units(name, unit, counts)
 

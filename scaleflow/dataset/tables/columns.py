@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -17,7 +18,6 @@ from keras import ops
 from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.reading.targets import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
-from scaleflow.dataset.tables.kinds import ColumnOptions
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Preprocessing, Standardize
 from scaleflow.serving.cells import CATEGORY, NUMBER, TEXT
@@ -321,21 +321,36 @@ def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.Ker
     return ops.cast(days, "float64")
 
 
-def check_embedding(tokens: int | None, embed: bool) -> None:
-    if tokens is not None and not embed:
-        raise ConfigError(f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count")
+@dataclass(frozen=True)
+class FeatureOptions:
+    """What the options of a table say about the features that its columns become; conf/dataset/table.yaml has them.
+
+    Raises ConfigError if they do not fit.
+    """
+
+    most_values: int
+    vocabulary: int
+    standardize: Standardize
+    embed: bool
+    tokens: int | None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and not self.embed:
+            raise ConfigError(
+                f"dataset.tokens={self.tokens}: is for dataset.embed=true; without it all words of a text count"
+            )
 
 
 def describe_input_column(kind: str) -> Inputs:
     return Inputs((), "float64" if kind == NUMBER else "string", kind=TABLE_KINDS[kind].name)
 
 
-def make_preprocessing(
-    name: str, kind: str, told: ColumnOptions, embed: bool, words: int, tokens: int | None, standardize: Standardize
-) -> Preprocessing:
-    """Makes what converts a column of a kind; `words` and `tokens` are the most words known, and those of a text."""
+def make_preprocessing(name: str, kind: str, options: FeatureOptions) -> Preprocessing:
+    """Makes what converts the column of a name and a kind."""
+    if kind == TEXT and options.embed:
+        return Text(options.vocabulary, options.tokens or TOKENS, options.standardize)
     if kind == TEXT:
-        return Text(words, tokens or TOKENS, standardize) if embed else WordBag(name, words, standardize)
+        return WordBag(name, options.vocabulary, options.standardize)
     if kind == CATEGORY:
-        return Category(embed, told.most_values)
+        return Category(options.embed, options.most_values)
     return Number() if kind == NUMBER else Date()
