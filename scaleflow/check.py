@@ -43,7 +43,7 @@ from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import RunSpec
-from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.learned_state import find_learned_state
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.worker.check import CheckData
@@ -100,12 +100,12 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
 
 def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) -> Mapping[str, Any]:
     """Returns the schema that a run has learned. Raises ConfigError if there is no such run, or if it has none."""
-    state = read_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
+    state = find_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
     if state is None:
         locate_run(run_id, Tracking())
         display.begin_phase("reading the run from MLflow")
         state = find_run(CommandWords(overrides, run_id=run_id), needs_run=False)[0].learned_state
-    if state is None or not state.schema:
+    if not state.schema:
         raise ConfigError(
             f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none; "
             "train it again"

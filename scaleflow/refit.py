@@ -129,7 +129,7 @@ COSTS = ("evaluation.miss_cost", "evaluation.alarm_cost")
 def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Returns what the validation rows of a run decided about its answers, and the overrides of a run that uses it.
 
-    Keys that are `typed` keep what the user says. Raises ConfigError if a model of an earlier version has no record.
+    Keys that are `typed` keep what the user says.
     """
     section = run.config.get("evaluation")
     options: Mapping[str, Any] = section if isinstance(section, dict) else {}
@@ -138,13 +138,8 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
     decides_threshold = isinstance(threshold, str | dict)
     if "evaluation" in typed or not (asked or decides_threshold):
         return {}, []
-    learned = run.learned_state
-    if learned is None or not isinstance(learned.outputs, Outputs):
-        raise ConfigError(
-            f"{run.run_id}: it is not known what its validation rows decided ({', '.join([*asked, THRESHOLD])}); give "
-            f"{THRESHOLD} as a number, and null for the others"
-        )
-    outputs, answers, changes = learned.outputs, dict[str, Any](), list[str]()
+    outputs, answers, changes = run.learned_state.outputs, dict[str, Any](), list[str]()
+    assert isinstance(outputs, Outputs)  # a run of several outputs is refused if its validation rows would decide
     for key, field in asked.items():
         if key not in typed:
             changes.append(f"{key}=null")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
 from scaleflow.refit import carry_answers
 
@@ -16,7 +15,7 @@ GOAL = {"cost": [5, 2], "recall": None}
 
 
 def make_run(evaluation: dict[str, Any], outputs: Any = DECIDED) -> Any:
-    state = None if outputs is None else LearnedState(Inputs((2,), "float32"), outputs)
+    state = LearnedState(Inputs((2,), "float32"), outputs)
     return SimpleNamespace(run_id="r", config={"evaluation": evaluation}, learned_state=state)
 
 
@@ -49,8 +48,3 @@ def test_what_was_decided_is_carried(
     evaluation: dict[str, Any], typed: tuple[str, ...], answers: dict[str, Any], changes: list[str]
 ) -> None:
     assert carry_answers(make_run(evaluation), typed) == (answers, changes)
-
-
-def test_a_run_without_a_record_of_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"r: it is not known what its validation rows decided \(evaluation\.sets, "):
-        carry_answers(make_run({"sets": 0.9}, outputs=None), ())

@@ -191,11 +191,8 @@ class Candidate:
         self.run, self.tracker = run, run.tracker
         self.display, self.stop, self.folder = display, stop, folder
         logged = download_artifact(find_model(run.tracker, run.model), run.tracker.uri, folder / "logged")
-        if logged is None or not (logged / "data" / "example_outputs.npz").is_file():
-            raise ConfigError(
-                f"{run.run_id}: its model {run.model.model_id} has no recorded outputs to compare a served model "
-                "with; train it again"
-            )
+        if logged is None:
+            raise ConfigError(f"{run.run_id}: the store does not have the files of its model {run.model.model_id}")
         self.logged = logged
 
     @property
@@ -206,7 +203,7 @@ class Candidate:
         """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
         registry = self.tracker.open_registry(self.name)
         learned = read_learned_state(self.logged / "data")
-        for each in () if self.on or learned is None else learned.schema.get("together", ()):
+        for each in () if self.on else learned.schema.get("together", ()):
             self.display.show_event(Note(f"the candidate's data: {each['text']}"))
         floors = [*self.check_floors(), *self.check_answers()]
         predictions: tuple[Predictions, Array] | None = None
@@ -460,10 +457,8 @@ def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScor
     return pairs[0 if metric is None else names.index(metric)]
 
 
-def has_unknown_classes(candidate: LearnedState | None, champion: LearnedState | None) -> bool:
+def has_unknown_classes(candidate: LearnedState, champion: LearnedState) -> bool:
     """Returns whether the candidate has classes that the champion does not know."""
-    if candidate is None or champion is None:
-        return False
     known = name_leaves(champion.outputs)
     pairs = [(each, known[name]) for name, each in name_leaves(candidate.outputs).items() if name in known]
     return any(own.is_one_class and set(own.names or ()) - set(other.names or ()) for own, other in pairs)

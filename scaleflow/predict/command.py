@@ -94,12 +94,6 @@ LINE_SECONDS = 5.0
 #: Bytes of what native libraries wrote that are shown with an unexpected error.
 SHOWN_BYTES = 4000
 
-#: The note for a model without a record of what its run learned.
-NO_RECORD = (
-    "the model was logged before scaleflow recorded what a run learns from its data: dates must have the form "
-    "2024-01-31 or 2024-01-31T23:59:59, and unknown categories are not counted"
-)
-
 
 @make_main
 def main(words: list[str]) -> Outcome:
@@ -210,7 +204,7 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
                 explainer = make_explainer(state, task.predicted)
                 model, notes = ExplainingModel(model, explainer), [*notes, Note(describe_cost(explainer))]
             display.end_phase()
-            for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
+            for note in notes:
                 display.show_event(note)
             output.begin(manifest, first)
             report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
@@ -234,18 +228,10 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
 
 
 def read_state(run: Run) -> LearnedState:
-    """Returns what a run learned, with the options of its dataset; of a model without a record what the model says."""
-    from scaleflow.tracking.saved_models import describe_model
-
+    """Returns what a run learned, with the options of its dataset."""
     dataset = None if run.is_deleted else run.config.get("dataset")
     options = dataset if isinstance(dataset, dict) else {}
-    if run.is_deleted and run.learned_state is None:
-        raise ConfigError(
-            f"{run.model_uri}: the run of this model was deleted, and the model has no record of what it learned, so "
-            f"its columns are not known; use mlflow.pyfunc.load_model('{run.model_uri}')"
-        )
-    state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
-    return replace(state, reading={**options, **state.reading})
+    return replace(run.learned_state, reading={**options, **run.learned_state.reading})
 
 
 def make_prediction_plan(typed: argparse.Namespace) -> Plan:
@@ -271,15 +257,14 @@ def make_task(
 
     from scaleflow.evaluation.predictions import PredictionColumns
     from scaleflow.predict.inputs import open_input
-    from scaleflow.predict.reading import InputForm, match_columns
+    from scaleflow.predict.reading import InputForm, drop_unfit_names, match_columns
     from scaleflow.predict.reasons import ExtendedColumns, make_explainer
-    from scaleflow.tracking.saved_models import drop_unfit_names
 
     selected = split_names(typed.columns)
     source = open_input(typed.input, typed.delimiter, state, selected=selected)
     columns = match_columns(state, source.schema, selected or source.values)
     outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
-    if typed.logits and all(each.kind in ("regression", None) for each in outputs.values()):
+    if typed.logits and all(each.kind == "regression" for each in outputs.values()):
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = PredictionColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:

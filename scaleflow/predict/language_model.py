@@ -42,15 +42,14 @@ def read_sampling(typed: argparse.Namespace) -> Sampling | None:
     return sampling if given else None
 
 
-def is_language_model(state: LearnedState | None) -> bool:
+def is_language_model(state: LearnedState) -> bool:
     """Returns whether a run learned to predict tokens, and recorded its tokenizer."""
-    return state is not None and state.source == SOURCE and "tokenizer" in state.reading
+    return state.source == SOURCE and "tokenizer" in state.reading
 
 
 def explain_no_language_model(run: Run) -> ConfigError:
     """Returns the refusal of a run that is no language model."""
-    state = run.learned_state
-    if state is not None and any(len(getattr(each, "shape", ())) == 2 for each in [state.outputs]):
+    if len(getattr(run.learned_state.outputs, "shape", ())) == 2:
         reason = "its dataset made the tokens itself, so scaleflow does not know what text they are"
     else:
         reason = "it does not predict the next token"
@@ -112,7 +111,6 @@ def load_language_model(plan: Plan, run: Run, folder: Path) -> LanguageModel:
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 
-    assert run.learned_state is not None
     import_keras()
     setup_runtime(plan, lambda event: None)
     refusals = []

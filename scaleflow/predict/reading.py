@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import pyarrow
 from pyarrow import types
 
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import Inputs, LearnedState, name_leaves
+from scaleflow.interfaces import Inputs, LearnedState, Outputs, name_leaves
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, ColumnReader, make_readers
 
@@ -238,8 +238,15 @@ def format_columns(names: Sequence[str]) -> str:
     return join_first(names, MOST_NAMED)
 
 
-#: The source of tables, and the kinds of columns of which the model replaces a missing value by what training learned.
-TABLE, FILLED = "scaleflow.dataset.table.Table", (NUMBER, DATE)
+def drop_unfit_names(outputs: Outputs) -> Outputs:
+    """Returns outputs without names that do not fit their shape, or are there twice."""
+    count = 2 if outputs.kind == "binary" else outputs.shape[-1]
+    names = outputs.names or ()
+    return outputs if len(set(names)) == len(names) == count else replace(outputs, names=None)
+
+
+#: The kinds of columns of which the model replaces a missing value by what training learned.
+FILLED = (NUMBER, DATE)
 
 
 @dataclass(frozen=True)
@@ -261,8 +268,6 @@ class InputForm:
     @cached_property
     def filled(self) -> dict[str, bool | None]:
         """The inputs in which the model replaces a missing value, and whether training had some; None: not known."""
-        if not self.state.preprocessing:  # of an earlier version
-            return dict.fromkeys(name_leaves(self.state.inputs)) if self.state.source == TABLE else {}
         found: dict[str, bool | None] = {}
         for name, each in self.state.preprocessing.items():
             if not each.path.startswith("scaleflow."):  # it may

@@ -50,11 +50,17 @@ def write_learned_state(folder: Path, state: LearnedState) -> None:
         (folder / name).write_bytes(content)
 
 
-def read_learned_state(folder: Path) -> LearnedState | None:
-    """Reads the record in a folder; None if there is none. Raises ConfigError if it cannot be used."""
+def find_learned_state(folder: Path) -> LearnedState | None:
+    """Reads the record in a folder that scaleflow need not have written; None if there is none.
+
+    Raises ConfigError if it cannot be used.
+    """
+    return read_learned_state(folder) if (folder / LEARNED_STATE).is_file() else None
+
+
+def read_learned_state(folder: Path) -> LearnedState:
+    """Reads the record in a folder. Raises ConfigError if it cannot be used."""
     path = folder / LEARNED_STATE
-    if not path.is_file():
-        return None
     try:
         record = json.loads(path.read_bytes())
         return LearnedState.from_json(put_arrays(record, read_arrays(folder / LEARNED_ARRAYS)))

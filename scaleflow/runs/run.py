@@ -323,8 +323,8 @@ class Run:
         return [run.metrics for run in runs if run.status == "FINISHED"]
 
     @cached_property
-    def learned_state(self) -> LearnedState | None:
-        """What it learned from its data; None if its model was logged before that was recorded."""
+    def learned_state(self) -> LearnedState:
+        """What it learned from its data. Raises ConfigError if its model, or the record of it, is not there."""
         if self._tracker is None:
             return read_learned_state(self.files.path)
         with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:

@@ -89,23 +89,23 @@ def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[
 
     Args:
         cells: the different values of a column.
-        form: `{"decimal": ",", "thousands": ".", "unit": "EUR"}`, or `{"dates": "%d.%m.%Y"}`. Earlier versions did not
-            record the unit, so any unit is read then.
+        form: `{"decimal": ",", "thousands": ".", "unit": "EUR"}`, or `{"dates": "%d.%m.%Y"}`. The unit is "" if the
+            numbers of the column had none.
     """
     given = list(cells)
     if "dates" in form:
         dates = parse_date_cells(given, form["dates"])
         return [cell if date is None else date for cell, date in zip(given, dates, strict=True)]
     pattern = match_number(form["decimal"], form["thousands"])
-    return [None if cell is None else rewrite_cell(cell, pattern, form.get("unit")) for cell in given]
+    return [None if cell is None else rewrite_cell(cell, pattern, form["unit"]) for cell in given]
 
 
-def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str | None) -> str | None:
+def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str) -> str | None:
     """Returns a cell as `rewrite_cells` does. A unit is text if the numbers of the column have none."""
     parsed = parse_number(cell, pattern)
     if parsed is None:
         return cell
-    if unit is None or parsed[1] in ("", unit):
+    if parsed[1] in ("", unit):
         return parsed[0]
     return None if unit else cell
 

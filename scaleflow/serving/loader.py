@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 #: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
 
-#: What the record of an earlier version does not say of an output.
-UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold", "levels"))
-
 #: Reads the cells of a model whose run read no table.
 PLAIN = ColumnReader()
 
@@ -50,13 +47,12 @@ class SavedModel:
 
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
         self._loaded, self._keras_file = tf.saved_model.load(folder), Path(folder).with_name("model.keras")
-        words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
-        self._readers = make_readers(learned.get("reading", {}), words)
+        words = {name: each["learned"] for name, each in learned["preprocessing"].items()}
+        self._readers = make_readers(learned["reading"], words)
         self._outputs: dict[str, Any] = {
-            each["name"]: SimpleNamespace(**{**UNDECIDED, **each, "shape": tuple(each["shape"])})
-            for each in learned.get("outputs", ())
+            each["name"]: SimpleNamespace(**{**each, "shape": tuple(each["shape"])}) for each in learned["outputs"]
         }
-        self._schema = learned.get("schema", {})
+        self._schema = learned["schema"]
         self._nested = read_specs(self._loaded.serve)
         self._decode: Callable[[Any], Any] | None = getattr(self._loaded, "decode", None)
         self._pictures = {} if self._decode is None else name_specs(read_specs(self._decode))
@@ -109,11 +105,8 @@ class SavedModel:
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
         named = values if isinstance(values, dict) else {"": values}
-        outputs: dict[str, Any] = self._outputs or {
-            name: SimpleNamespace(kind=None, names=None, **UNDECIDED) for name in named
-        }
         make = make_prediction_columns if output == PREDICTION else make_probability_columns
-        columns = make(outputs, named)
+        columns = make(self._outputs, named)
         if not columns:
             raise MlflowException.invalid_parameter_value(
                 f"output={output}: this model predicts values, which have no probabilities; use output={PREDICTION}"
@@ -124,8 +117,6 @@ class SavedModel:
         """Returns why rows, in which pictures are arrays, have their predictions; see `Explainer`."""
         specs = name_specs(self._nested)
         inputs = {name: (spec.shape[1:].as_list(), spec.dtype.as_numpy_dtype) for name, spec in specs.items()}
-        if not self._outputs:
-            raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs a record of the model's outputs")
         try:
             explainer = Explainer(inputs, self._outputs, self._schema)
         except ValueError as error:
@@ -281,7 +272,5 @@ def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
 
 
 def _load_pyfunc(path: str) -> SavedModel:
-    record = Path(path) / "learned_state.json"
-    return SavedModel(
-        str(Path(path) / "saved_model"), json.loads(record.read_text("utf-8")) if record.is_file() else {}
-    )
+    learned = json.loads(Path(path, "learned_state.json").read_text("utf-8"))
+    return SavedModel(str(Path(path, "saved_model")), learned)

@@ -27,15 +27,13 @@ def make_prediction_columns(
     classes. multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`. regression: `prediction`, or
     `prediction_NAME` for several values; if they have intervals, also their ends, `prediction_low` and
     `prediction_high`; if they are quantiles, these, such as `prediction_q10`, of which the prediction is the median.
-    Unknown: `output`. A class without a name is its number, counted from 0. With several outputs, names begin with that
-    of the output.
+    A class without a name is its number, counted from 0. With several outputs, names begin with that of the output.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is None:
-            values_of, label = take_prediction(described, values[name]), "prediction" if described.kind else "output"
-            found = divide_columns(label, values_of, described.names)
+            found = divide_columns("prediction", take_prediction(described, values[name]), described.names)
             for end, ends in bound_values(described, values[name]).items():
                 found |= {
                     f"{key}_{end}": each for key, each in divide_columns("prediction", ends, described.names).items()

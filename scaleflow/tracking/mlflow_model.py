@@ -58,16 +58,10 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
         copy(path, data / path.name)
     package = copy_serving_code(folder / "code")
     requirements = write_requirements(folder, metadata)
-    record = exported / "learned_state.json"
-    state = LearnedState.from_json(json.loads(record.read_text("utf-8"))) if record.is_file() else None
-    pictures = state.pictures if state is not None else ()
-    signature = ModelSignature(
-        make_input_schema(metadata["inputs"], pictures),
-        make_tensor_schema(metadata["outputs"]) if state is None else make_output_schema(state),
-        PARAMS,
-    )
+    state = LearnedState.from_json(json.loads((exported / "learned_state.json").read_text("utf-8")))
+    signature = ModelSignature(make_input_schema(metadata["inputs"], state.pictures), make_output_schema(state), PARAMS)
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
-    write_input_example(model, read_example(exported, pictures), folder)
+    write_input_example(model, read_example(exported, state.pictures), folder)
     add_to_model(
         model,
         loader_module=f"{package}.loader",

@@ -200,7 +200,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
         address = find_address(uri, store)
         with contextlib.suppress(MlflowException, OSError):
             file = download(f"{address}/data/model.keras")  # skips the SavedModel of the same model
-            for name in LEARNED_FILES:  # a model that was logged by an older version has none
+            for name in LEARNED_FILES:  # a model that scaleflow did not log has none
                 with contextlib.suppress(MlflowException, OSError):
                     download(f"{address}/data/{name}")
             return file

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
-from scaleflow.interfaces import LEARNED_FILES, Tracking, name_command
+from scaleflow.interfaces import LEARNED_ARRAYS, LEARNED_STATE, Tracking, name_command
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     ConfusionWritten,
@@ -146,11 +146,13 @@ def download_model(tracker: MlflowTracker, model: ModelReference, folder: Path) 
 
 
 def download_learned_state(tracker: MlflowTracker, model: ModelReference, folder: Path) -> None:
-    """Downloads what a run learned from its data, if its model has it: models of earlier versions do not."""
+    """Downloads what a run learned from its data. Raises ConfigError if its model has no record of that."""
     address = find_model(tracker, model)
-    for name in LEARNED_FILES:
-        if download_artifact(f"{address}/data/{name}", tracker.uri, folder) is None:
-            return
+    if download_artifact(f"{address}/data/{LEARNED_STATE}", tracker.uri, folder) is None:
+        raise ConfigError(
+            f"{model.run_id}: its model {model.model_id} has no data/{LEARNED_STATE}; it is not a model of scaleflow"
+        )
+    download_artifact(f"{address}/data/{LEARNED_ARRAYS}", tracker.uri, folder)  # only long lists are there
 
 
 def find_model(tracker: MlflowTracker, model: ModelReference) -> str:

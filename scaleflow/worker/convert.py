@@ -102,10 +102,10 @@ class SavedParts:
         tf.saved_model.save(module, str(folder), {"portable": module.portable.get_concrete_function()})
         return PortableModel(folder, module.portable, {spec.name: spec for spec in self.specs.values()})
 
-    def describe(self, state: LearnedState | None, takes_raw: bool) -> str:
+    def describe(self, state: LearnedState, takes_raw: bool) -> str:
         """Returns the text of `model.json`: what the tensors mean, and how texts and numbers of float64 become them."""
-        learned = {} if state is None or takes_raw else state.preprocessing
-        described = {} if state is None else name_leaves(state.outputs)
+        learned = {} if takes_raw else state.preprocessing
+        described = name_leaves(state.outputs)
         raw = name_leaves(self._raw)
         inputs = []
         for name, spec in self.specs.items():
@@ -116,9 +116,8 @@ class SavedParts:
         outputs = []
         for name, tensor in self.outputs.items():
             keys = ["kind", "names", *(["scaling"] if name in self.wide and not takes_raw else [])]
-            more = {} if name not in described else {key: asdict(described[name])[key] for key in keys}
-            own = ANSWERS if name in described else ()
-            more |= {key: value for key in own if (value := getattr(described[name], key)) is not None}
+            more = {key: asdict(described[name])[key] for key in keys}
+            more |= {key: value for key in ANSWERS if (value := getattr(described[name], key)) is not None}
             outputs.append({"name": name, "tensor": tensor, **more})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
 
@@ -187,7 +186,7 @@ class Converter:
     plan: Plan
     exported: Path
     parts: SavedParts
-    state: LearnedState | None  # what its run learned
+    state: LearnedState  # what its run learned
     proof: Proof
     reference: Mapping[str, float]  # the metrics of the SavedModel there
     predictions: Predictions | None = None  # those of the SavedModel there
@@ -384,7 +383,7 @@ def explain_format_error(form: ExportFormat, error: Exception) -> str:
     return re.sub(r"\s+", " ", read_reason(error))[:300]
 
 
-def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | None) -> Proof:
+def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState) -> Proof:
     """Returns the two examples of an exported model, before the training: they show whether it can be converted."""
     single = exported / "input_example.npy"
     if single.is_file():
@@ -392,7 +391,7 @@ def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | 
     else:
         with np.load(exported / "input_example.npz") as arrays:
             named = dict(arrays)
-    pictures = {name: [base64.b64decode(text) for text in named[name]] for name in (state.pictures if state else ())}
+    pictures = {name: [base64.b64decode(text) for text in named[name]] for name in state.pictures}
     if pictures:
         decoded = parts.decode_pictures(map_leaves(tf.constant, pictures.get("", pictures)))
         named |= {name: each.numpy() for name, each in name_leaves(decoded).items()}
@@ -400,7 +399,7 @@ def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | 
     return Proof("", len(next(iter(named.values()))), named, calibration=named)
 
 
-def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: SavedParts, emit: Emit) -> Proof:
+def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedParts, emit: Emit) -> Proof:
     """Returns the test split of the plan's dataset, or the first other split that it has.
 
     Raises ConfigError if the dataset cannot be read.
@@ -409,7 +408,8 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     from scaleflow.evaluation.predictions import Predictions, make_predictions_table
 
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
-    source = open_source(plan, None if state is None else EarlierState(state))
+    earlier = EarlierState(state)
+    source = open_source(plan, earlier)
     splits = dataset.prepare_splits(
         source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False
     )
@@ -419,7 +419,7 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     loader = objective.Loader(locate_target, bind_target)
     goal = objective.make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
 
-    outputs = source.outputs if state is None else EarlierState(state).take_answers(source.outputs)
+    outputs = earlier.take_answers(source.outputs)
 
     def evaluate(forward: Any) -> tuple[Mapping[str, float], Predictions]:
         evaluation, keeper = training.Evaluation(runtime.strategy, forward, goal), PredictionKeeper(outputs, feed)

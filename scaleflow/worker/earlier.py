@@ -14,7 +14,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, OutputStructure, Plan, Source, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.data_digest import ALL_VALUES, FILES, SplitDigests
-from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.learned_state import find_learned_state, read_learned_state
 
 if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
@@ -24,7 +24,8 @@ DIGEST_KEYS = ("examples", "digest", "covers", "version")
 
 
 def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> EarlierState | None:
-    """Returns what was learned by the run that is resumed or fine-tuned; None if there is no record.
+    """Returns what was learned by the run that is resumed or fine-tuned; None if there is no such run, or no record
+    beside its weights.
 
     All workers must call it; only the chief may see the folder `resumed`. Raises ConfigError if the record cannot be
     read.
@@ -32,11 +33,9 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
     if resumed is not None:
 
         def read_text() -> str:
-            state = read_learned_state(resumed)
-            return json.dumps(state and state.to_json())
+            return json.dumps(read_learned_state(resumed).to_json())
 
-        record = json.loads(worker_sync.from_chief(read_text))
-        return None if record is None else EarlierState(LearnedState.from_json(record))
+        return EarlierState(LearnedState.from_json(json.loads(worker_sync.from_chief(read_text))))
     state, mode = read_initial_state(plan), plan.model.init_from_preprocessing
     if state is None or mode == "new":
         return None
@@ -50,7 +49,7 @@ def read_initial_state(plan: Plan) -> LearnedState | None:
     """
     if plan.weights is None:
         return None
-    state = read_learned_state(Path(plan.weights).parent)
+    state = find_learned_state(Path(plan.weights).parent)
     if state is None and plan.model.init_from_preprocessing == "old":
         raise ConfigError(
             f"model.init_from_preprocessing=old: {plan.model.init_from} has no learned_state.json beside it, so the "

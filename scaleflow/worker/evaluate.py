@@ -97,14 +97,14 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
-    earlier = find_record(task, emit)
+    earlier = read_record(task)
     rule = plan.dataset.split
     plan, source, splits, is_whole = open_evaluation_splits(plan, task, earlier, runtime=runtime, emit=emit)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), task.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
     described, raw = {split: data.splits[read_as]}, splits.raw[read_as]
-    if earlier is not None and not is_whole and not task.is_new:
+    if not is_whole and not task.is_new:
         emit_change(split, earlier, described[split], emit=emit)
     tell_comparison(plan, earlier, source, examples=raw, few=splits.sample, emit=emit)
     emit(PhaseBegan("loading the model"))
@@ -112,7 +112,6 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     if task.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
-        assert earlier is not None
         write_seen(raw, plan, task.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit)
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
@@ -120,8 +119,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
-        outputs = source.outputs if earlier is None else earlier.take_answers(source.outputs)
-        kept = replace(make_kept_split(split, feed, raw, source=source, plan=plan), rule=rule, outputs=outputs)
+        kept = make_kept_split(split, feed, raw, source=source, plan=plan)
+        kept = replace(kept, rule=rule, outputs=earlier.take_answers(source.outputs))
         evaluate.keep_outputs(feed, kept.keeper)
     emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
@@ -147,14 +146,14 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
 
 
 def open_evaluation_splits(
-    plan: Plan, task: EvaluateModel, earlier: EarlierState | None, runtime: Runtime, emit: Emit
+    plan: Plan, task: EvaluateModel, earlier: EarlierState, runtime: Runtime, emit: Emit
 ) -> tuple[Plan, Source, Splits, bool]:
     """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated."""
     from scaleflow import dataset
 
     with hint_at_counting(task):
         plan, source, is_whole = open_data(plan, task, earlier)
-        folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
+        folds = find_folds(plan, earlier.state.sizes)
         splits = dataset.prepare_splits(
             source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False, folds=folds
         )
@@ -171,9 +170,7 @@ def open_model(plan: Plan, task: EvaluateModel, source: Source, runtime: Runtime
     return model
 
 
-def make_goal(
-    plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState | None
-) -> Objective:
+def make_goal(plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState) -> Objective:
     """Makes the loss and the metrics, which count the examples of unknown classes if that is asked for."""
     from scaleflow import objective
 
@@ -184,23 +181,13 @@ def make_goal(
     return objective.add_unknown_count(goal, unknown)
 
 
-def find_record(task: EvaluateModel, emit: Emit) -> EarlierState | None:
-    """Returns what the run of the model learned from its data; None, with a note, if that was not recorded."""
+def read_record(task: EvaluateModel) -> EarlierState:
+    """Returns what the run of the model learned from its data."""
     state = read_learned_state(Path(task.model).parent)
-    if state is not None:
-        return EarlierState(state, unknown_class=UNKNOWN_CLASS if task.counts_unknown else None)
-    if task.counts_unknown:
-        raise ConfigError(f"--unknown-classes count: {task.origin} has no record of its classes; train it again")
-    emit(
-        Note(
-            f"{task.origin} was logged without a record of what it learned from its data: kinds and classes are "
-            "inferred from these data, and classes are compared by their position"
-        )
-    )
-    return None
+    return EarlierState(state, unknown_class=UNKNOWN_CLASS if task.counts_unknown else None)
 
 
-def open_data(plan: Plan, task: EvaluateModel, earlier: EarlierState | None) -> tuple[Plan, Source, bool]:
+def open_data(plan: Plan, task: EvaluateModel, earlier: EarlierState) -> tuple[Plan, Source, bool]:
     """Opens the dataset: (the plan that it was opened with, the source, whether all examples are evaluated).
 
     All examples of new data are evaluated, if their names are not those of splits and the user names no split.
@@ -246,12 +233,12 @@ def hint_at_counting(task: EvaluateModel) -> Iterator[None]:
         raise type(error)(f"{error}; --unknown-classes count counts such examples as wrong") from error
 
 
-def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState | None) -> dict[str, Outputs]:
+def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState) -> dict[str, Outputs]:
     """Returns the outputs, by name, of which examples with unknown classes are counted.
 
     Raises ConfigError if there is none.
     """
-    known = name_leaves(earlier.state.outputs) if earlier is not None else {}
+    known = name_leaves(earlier.state.outputs)
     found = {
         name: each
         for name, each in name_leaves(outputs).items()

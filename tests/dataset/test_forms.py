@@ -207,8 +207,6 @@ def test_a_unit_that_training_did_not_have_is_no_number(words: Sequence[str], un
     assert (read_others, missing, text) == ([None] * len(others), None, "word")
     assert known == ColumnReader(written=form).rewrite(column).to_pylist()[0]
     assert ColumnReader(written=form).count_other_units(unknown).total() == len(others)
-    earlier = {name: value for name, value in form.items() if name != "unit"}  # as earlier versions recorded it
-    assert None not in ColumnReader(written=earlier).rewrite(unknown).to_pylist()[: len(others)]
 
 
 def test_a_unit_is_no_number_if_training_had_none() -> None:

@@ -21,9 +21,8 @@ from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, PredictionTask
 from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
-from scaleflow.predict.reading import InputForm, RowBatch, divide_rows, match_columns
+from scaleflow.predict.reading import InputForm, RowBatch, divide_rows, drop_unfit_names, match_columns
 from scaleflow.serving.cells import ColumnReader
-from scaleflow.tracking.saved_models import drop_unfit_names
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
 
@@ -236,7 +235,6 @@ def test_outputs_become_columns_by_their_kind() -> None:
         "tags": Outputs("multi_label", (2,)),
         "price": Outputs("regression", (1,)),
         "map": Outputs("classification", (2, 1, 3)),
-        "other": Outputs(None, (2,)),  # type: ignore[arg-type]
     }
     logits = np.log(np.array([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]], np.float32))
     found = PredictionColumns(outputs).convert(
@@ -246,7 +244,6 @@ def test_outputs_become_columns_by_their_kind() -> None:
             "tags": np.array([[1.0, -1.0], [-2.0, 2.0]], np.float32),
             "price": np.array([[5.0], [6.0]], np.float32),
             "map": np.stack([logits, logits], axis=1)[:, :, None, :],
-            "other": np.ones((2, 2), np.float32),
         }
     )
     plain = {name: column.to_pylist() for name, column in found.items()}
@@ -259,7 +256,6 @@ def test_outputs_become_columns_by_their_kind() -> None:
     assert plain["tags_probability_1"] == pytest.approx([0.268941, 0.880797], abs=1e-5)
     assert plain["price_prediction"] == [5.0, 6.0]
     assert plain["map_prediction"] == [[[1], [1]], [[0], [0]]]
-    assert plain["other_output_1"] == [1.0, 1.0]
     assert PredictionColumns(outputs).make_schema().names == list(found)
 
 
@@ -298,17 +294,11 @@ STATE = LearnedState(
 )
 
 
-def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_says() -> None:
+def test_a_new_table_is_read_as_the_record_says() -> None:
     form = InputForm(STATE, {})
     assert (form.filled, form.categories) == ({"age": False, "sold": True, "own": None}, ["town"])
     assert form.find_reader("town") == ColumnReader("categories", ["-"], None, ("Aa", "Bb"))
     assert form.find_reader("raw") == ColumnReader(missing=("-",))
-    options = {"_target_": "scaleflow.dataset.table.Table", "columns": ["age"], "missing": ["x"]}
-    early = LearnedState(Inputs(()), STATE.outputs, source=options["_target_"], reading=options)
-    assert (InputForm(early, {}).filled, InputForm(early, {}).find_reader("age")) == (
-        {"": None},
-        ColumnReader(missing=("x",)),
-    )
     other = InputForm(LearnedState(Inputs(()), STATE.outputs, reading={"missing": 3, "columns": {"age": 3}}), {})
     assert (other.filled, other.find_reader("age")) == ({}, ColumnReader())
 

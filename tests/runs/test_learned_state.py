@@ -16,7 +16,7 @@ from scaleflow.interfaces import (
     name_class,
     to_plain,
 )
-from scaleflow.runs.learned_state import read_learned_state, to_files, write_learned_state
+from scaleflow.runs.learned_state import find_learned_state, read_learned_state, to_files, write_learned_state
 
 SINGLE = LearnedState(Inputs((3,), scale=1 / 255), Outputs("regression", (1,), scaling=(1.5, 0.1)))
 SEVERAL = LearnedState(
@@ -52,7 +52,9 @@ def test_long_lists_of_numbers_lie_beside_it(tmp_path: Path) -> None:
 
 
 def test_unreadable_records_are_refused_in_words(tmp_path: Path) -> None:
-    assert read_learned_state(tmp_path) is None
+    assert find_learned_state(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"learned_state.json: .* cannot be read: .*No such file"):
+        read_learned_state(tmp_path)
     path = tmp_path / "learned_state.json"
     record = json.loads(to_files(SINGLE)[path.name])
     for content, reason in (

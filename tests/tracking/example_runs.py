@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from scaleflow.interfaces import Inputs, LearnedState, Outputs
+from scaleflow.runs.learned_state import write_learned_state
 from tests.event_files import EventWriter
 
 BEGAN = 1_700_000_000_000
@@ -77,6 +79,7 @@ def export(folder: Path) -> None:
     tensor = {"dtype": "float32", "shape": [-1, 4]}
     described = {"inputs": tensor, "outputs": tensor, "tensorflow": "2.21.0", "keras": "3.15.1"}
     (folder / "signature.json").write_text(json.dumps(described))
+    write_learned_state(folder, LearnedState(Inputs((4,)), Outputs("regression", (4,))))
 
 
 def only_run(uri: str, experiment: str) -> Any:

@@ -58,6 +58,12 @@ def delete_the_run_of_a_model(folder: str, empty_store: str) -> dict[str, Any]:
     found["state"] = (state.inputs.shape, state.outputs.kind)
     target = Path(folder, "downloaded")
     found["weights"] = download_model(alone.tracker, alone.model, target).read_text()
+    for record in Path(folder, "artifacts").rglob("learned_state.json"):
+        record.unlink()
+    try:
+        read_state(find_run(words, needs_run=False)[0])
+    except ConfigError as error:
+        found["damaged"] = str(error)
     return found
 
 
@@ -76,3 +82,6 @@ def test_a_model_is_used_without_its_run_or_the_reason_is_true(
     assert "set tracking.uri to the store that has it" in found["another run"]
     assert found["alone"] == (True, f"deleted  ({run})", f"models:/{model}", [])
     assert (tuple(found["state"][0]), found["state"][1], found["weights"]) == ((2,), "regression", "weights")
+    assert (
+        found["damaged"] == f"{run}: its model {model} has no data/learned_state.json; it is not a model of scaleflow"
+    )

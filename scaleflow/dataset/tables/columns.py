@@ -244,10 +244,9 @@ def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
     return {**found, "mean": mean, "deviation": deviation or 1.0, "quantiles": quantiles}
 
 
-def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Returns the quantiles of standardised numbers; None if an earlier version of scaleflow learned."""
-    found = learned.get("quantiles")
-    return found and tuple((value - learned["mean"]) / learned["deviation"] for value in found)
+def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...]:
+    """Returns the quantiles of standardised numbers."""
+    return tuple((value - learned["mean"]) / learned["deviation"] for value in learned["quantiles"])
 
 
 def to_text(batch: np.ndarray[Any, Any]) -> list[str]:
