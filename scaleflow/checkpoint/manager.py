@@ -233,7 +233,7 @@ class CheckpointManager:
                 self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the previous one is used"))
                 self._quarantine(step)
                 continue
-            self._best = (snapshot.host.get("best") or {}).get("step")
+            self._best = snapshot.host["best"]["step"]
             if self._uploader is not None:
                 self._uploader.request()  # of what the last command could not upload
             return snapshot
@@ -292,7 +292,7 @@ class CheckpointManager:
         path = self._store.write(snapshot)
         self._emit(CheckpointSaved(step=snapshot.step, path=path))
         # Not self._best: that one may be waiting to be written, and until then the one before must stay.
-        best = (snapshot.host.get("best") or {}).get("step")
+        best = snapshot.host["best"]["step"]
         others = [step for step in self._store.steps() if step != snapshot.step]
         for step in others[: max(0, len(others) + 1 - self._options.keep)]:
             if step != best and not (self._uploader and self._uploader.step == step):

@@ -348,7 +348,7 @@ class Uploader:
         """Returns the best step, by the newest of some checkpoints whose manifest is sound."""
         for step in sorted(manifests, reverse=True):
             with contextlib.suppress(DamagedCheckpoint):
-                best = (parse_manifest(manifests[step] or b"")["host"].get("best") or {}).get("step")
+                best = parse_manifest(manifests[step] or b"")["host"]["best"]["step"]
                 return None if best is None else int(best)
         return None
 

@@ -368,7 +368,7 @@ class Callbacks:
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Gives the callbacks the state that `read_state` returned, as far as their classes are the same."""
-        self._watched.stop_training = host.get("stops", False)
+        self._watched.stop_training = host["stops"]
         for callback, state, kept in zip(self._all, self._states, host["callbacks"], strict=False):
             if kept["class"] == type(callback).__qualname__:
                 state.restore(kept["attributes"], lambda number: arrays[f"{ARRAYS}{number}"])

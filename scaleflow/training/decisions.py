@@ -188,7 +188,7 @@ class BestValue:
     def restore(self, state: Mapping[str, Any]) -> str | None:
         """Continues from a state, unless that is of another metric or mode; then it returns a note."""
         now = self.state()
-        before = {name: state.get(name, now[name]) for name in ("monitor", "mode")}  # old checkpoints have no names
+        before = {name: state[name] for name in ("monitor", "mode")}
         if before.items() <= now.items():
             self._value, self._step = state["value"], state["step"]
             return None

@@ -166,7 +166,6 @@ class Feeds:
     train: Feed
     validation: Feed | None = None
     test: Feed | None = None
-    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
     #: Whether the data may differ from that of the checkpoint that the run continues from
     may_have_changed: bool = False
 
@@ -359,7 +358,6 @@ class Session:
             "rollbacks": self._rollbacks.count,
             "rate_factor": self._rollbacks.rate_factor,
             "plateau": self._engine.plateau and self._engine.plateau.state(),
-            "is_drawn_as_read": self._feeds.is_drawn_as_read,
             "surplus": self._length.surplus,
         }
         return Snapshot(self.step, {**self._read_finite_state(), **arrays}, host)
@@ -373,37 +371,32 @@ class Session:
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "
                     f"it with the same data and global batch{advice}"
                 )
-        if snapshot.host.get("is_drawn_as_read", False) != self._feeds.is_drawn_as_read:
-            raise ConfigError(
-                "resume: the run held out the first examples of its stream, and this version of scaleflow draws the "
-                "validation split at random; resume it with the version that started the run, or start a new run"
-            )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])
-        self._judged = snapshot.host.get("judged", 0)
+        self._judged = snapshot.host["judged"]
         if note := self._checkpointing.best.restore(snapshot.host["best"]):
             self._log.emit(Note(note))
         self._log.values = dict(snapshot.host["values"])
-        self._own_values = dict(snapshot.host.get("own_values", {}))
-        self._rollbacks.count = snapshot.host.get("rollbacks", 0)
-        self._rollbacks.rate_factor = snapshot.host.get("rate_factor", 1.0)
-        if self._engine.plateau is not None and (state := snapshot.host.get("plateau")):
-            self._engine.plateau.restore(state)
+        self._own_values = dict(snapshot.host["own_values"])
+        self._rollbacks.count = snapshot.host["rollbacks"]
+        self._rollbacks.rate_factor = snapshot.host["rate_factor"]
+        if self._engine.plateau is not None:
+            self._engine.plateau.restore(snapshot.host["plateau"])
         if (factor := self._rate_factor) != 1.0:
             self._engine.set_rate_factor(factor, factor)
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._length = compute_length(self._options, self._feeds.train, self._find_surplus(snapshot))
         self._checkpointing.saved_position = self.epoch, self.step
-        is_longer = snapshot.host.get("total") != self._length.total  # then what ended it does not count
-        self._is_over = snapshot.host.get("is_over", False) and not is_longer
-        stops = snapshot.host.get("stops", False) and not is_longer
+        is_longer = snapshot.host["total"] != self._length.total  # then what ended it does not count
+        self._is_over = snapshot.host["is_over"] and not is_longer
+        stops = snapshot.host["stops"] and not is_longer
         self._callbacks.restore({**snapshot.host, "stops": stops}, snapshot.tensors)
         self._is_restored = True
 
     def _find_surplus(self, snapshot: Snapshot) -> int:
         """Returns the surplus with which the snapshot's epoch and step hold in epochs of this length."""
         before, per_epoch = snapshot.host["steps_per_epoch"], self._length.steps_per_epoch
-        begun = snapshot.step - snapshot.host.get("surplus", 0) - self.epoch * before
+        begun = snapshot.step - snapshot.host["surplus"] - self.epoch * before
         begun = per_epoch if begun == before else min(begun, per_epoch)
         return self.step - begun - self.epoch * per_epoch
 

@@ -373,7 +373,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, inputs=splits.inputs, outputs=splits.outputs)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)
-    return training.Feeds(train, validation, test, is_drawn_as_read=splits.is_drawn_as_read)
+    return training.Feeds(train, validation, test)
 
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:

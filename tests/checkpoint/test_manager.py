@@ -13,6 +13,9 @@ import pytest
 from scaleflow.errors import CheckpointError
 from scaleflow.interfaces import Best, Checkpoint, Snapshot
 
+#: What the host keeps if there is no best checkpoint.
+NO_BEST = {"best": {"step": None}}
+
 
 def kept(folder: str, options: Checkpoint, saves: list[tuple[int, bool]]) -> tuple[list[int], list[int], int | None]:
     """The steps that are on disk after some saves, those that were told of, and the best."""
@@ -183,15 +186,15 @@ def write_for_ever(place: str) -> list[Any]:
         return ""
 
     kept._store.write = write  # type: ignore[method-assign]
-    kept.save(Snapshot(1, {"a": np.array(1)}, {}))
+    kept.save(Snapshot(1, {"a": np.array(1)}, NO_BEST))
     assert begun.wait(10)
     for step in (2, 3):
-        kept.save(Snapshot(step, {"a": np.array(1)}, {}))  # does not wait
+        kept.save(Snapshot(step, {"a": np.array(1)}, NO_BEST))  # does not wait
     messages = [*told]
     for wait in (
         kept.wait,
-        lambda: kept.save(Snapshot(4, {}, {}), is_best=True),
-        lambda: kept.save(Snapshot(5, {}, {})),
+        lambda: kept.save(Snapshot(4, {}, NO_BEST), is_best=True),
+        lambda: kept.save(Snapshot(5, {}, NO_BEST)),
     ):
         try:
             wait()

@@ -228,7 +228,7 @@ def divide() -> Any:
 
     blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
     drawn = Split("random"), DivisionKeys(), 1, lambda event: None
-    train, validation, _ = hold_out_examples(blocks, 0.25, *drawn)
+    train, validation = hold_out_examples(blocks, 0.25, *drawn)
     unreadable = [*blocks.find_unreadable()], str(find_first_unreadable(blocks))
     good = blocks.select(~to_mask(unreadable[0], len(blocks)))
     limited = good.limit(45)

@@ -101,7 +101,6 @@ class Splits:
     preprocessing_layers: Mapping[tuple[str, ...], Callable[[], keras.Layer]] = field(default_factory=dict)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
     learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
-    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
     #: By name, the splits before their preprocessing, without that for training if it is preprocessed
     raw: Mapping[str, Rows] = field(default_factory=dict)
     folds: int = 0  # if above 0, the validation split is the training split, and both have the input `FOLD`
@@ -207,11 +206,11 @@ def divide_training(
     source: Source, options: Dataset, splits: Mapping[str, Rows], seed: int, preprocesses: bool, folds: int, emit: Emit
 ) -> tuple[Splits, int]:
     """Returns the raw splits with the one for validation, and the number of folds that it has, 0 for none."""
-    train, validation, is_drawn = splits["train"], None, False
+    train, validation = splits["train"], None
     if options.held_out_fold:
         keys = find_division_keys(options.split, train, source.outputs)
         rest, held_out = hold_out_fold(options.split, keys, len(train), fold=options.held_out_fold)
-        validation, train, is_drawn = train.select(held_out), train.select(rest), not train.is_random_access
+        validation, train = train.select(held_out), train.select(rest)
         chosen, folds = None, 0
     else:
         chosen, folds = choose_validation(options, source.inputs, len(train), folds=folds)
@@ -221,14 +220,14 @@ def divide_training(
         validation = train if preprocesses else None  # a model without its folds has seen all of it
     elif chosen:
         keys = find_division_keys(options.split, train, source.outputs)
-        train, validation, is_drawn = hold_out_examples(train, chosen, options.split, keys=keys, seed=seed, emit=emit)
+        train, validation = hold_out_examples(train, chosen, options.split, keys=keys, seed=seed, emit=emit)
     with refuse_unreadable("train", train):
         sample = train.read_first(8)
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), inputs=source.inputs, outputs=source.outputs, sample=sample)
     kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
     fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
-    return replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn, raw=kept), folds
+    return replace(raw, fingerprints=fingerprints, raw=kept), folds
 
 
 def describe_learned(
@@ -390,26 +389,25 @@ def find_division_keys(rule: Split, examples: Rows, outputs: OutputStructure) ->
 
 def hold_out_examples(
     examples: Rows, fraction: float, rule: Split, keys: DivisionKeys, seed: int, emit: Emit
-) -> tuple[Rows, Rows | None, bool]:
-    """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
+) -> tuple[Rows, Rows | None]:
+    """Divides a training split: (train, validation).
 
     `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
     """
     count = round(len(examples) * fraction)
     if not count:
-        return examples, None, False
+        return examples, None
     if count >= len(examples):
         raise ConfigError(
             f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
             "fraction"
         )
-    is_drawn = not examples.is_random_access
     has_keys = any(each is not None for each in vars(keys).values())
-    if is_drawn and not has_keys and rule.by in ("auto", "random", "column"):
-        return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed=seed, emit=emit), True
+    if not examples.is_random_access and not has_keys and rule.by in ("auto", "random", "column"):
+        return hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed=seed, emit=emit)
     division = Division(rule, fraction, seed)
     rest, held_out = division.hold_out(keys, len(examples), draw=1, together=examples.drawn_together)
-    return examples.select(rest), examples.select(held_out), is_drawn
+    return examples.select(rest), examples.select(held_out)
 
 
 def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows]:
