@@ -160,13 +160,10 @@ def choose_embedding(spec: Inputs) -> int:
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
-    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if they share weights.
-
-    Without `shared`, members share weights as well: the worker refuses that with the word to add.
-    """
+    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if they share."""
     members = arguments.get("members")
     count = min(FOLDS, members) if isinstance(members, int) else FOLDS
-    return count if count > 1 and arguments.get("shared") is not True else 0
+    return count if count > 1 and arguments.get("shared", True) is not True else 0
 
 
 @check_options("model")

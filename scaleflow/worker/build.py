@@ -75,11 +75,6 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     options = training.choose_length_by_size(plan.training, examples, parts)
     arguments = fill_arguments(plan, data)
     values: dict[str, Any] = {f"model.{key}": value for key, value in arguments.items()}
-    if data.splits.folds and {**plan.model.target.arguments, **arguments}.get("shared", True):
-        raise ConfigError(
-            "model.shared: is missing, so that the members share embeddings, and their validation of each other is not "
-            "honest; add shared: by_size to the model's config"
-        )
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:
         found["training.epochs"] = options.epochs

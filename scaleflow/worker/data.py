@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import json
 import sys
 import traceback
@@ -276,7 +275,7 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     look = make_look(
         plan, source, earlier, resumed is not None, workers=runtime.worker_sync, emit=emit, late=late.append
     )
-    sizes = find_known_sizes(plan, earlier)
+    sizes = {} if earlier is None else earlier.state.sizes
     folds = find_folds(plan, sizes)
     splits = dataset.prepare_splits(
         source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, earlier=earlier, look=look, folds=folds
@@ -284,18 +283,6 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     assert splits.learned is not None
     changes = find_changes(plan, splits.learned, emit)
     return PreparedData(runtime, source, splits, changes=changes, sizes=sizes, late=late)
-
-
-def find_known_sizes(plan: Plan, earlier: EarlierState | None) -> Mapping[str, Any]:
-    """Returns the arguments `by_size` of the model whose weights are taken; empty if there is no record of it.
-
-    An argument that the record of an earlier version lacks had its default.
-    """
-    if earlier is None or not earlier.state.sizes:
-        return {}
-    parameters = inspect.signature(locate_target(plan.model.target)).parameters
-    wanted = [name for name, value in plan.model.target.arguments.items() if value == BY_SIZE and name in parameters]
-    return {**{name: parameters[name].default for name in wanted}, **earlier.state.sizes}
 
 
 def find_folds(plan: Plan, sizes: Mapping[str, Any]) -> int:

@@ -182,8 +182,9 @@ def test_sizes_follow_from_rows_and_columns_and_folds_from_members() -> None:
     assert build.choose_sizes(few, 200_000) == {**found, "units": [128] * 3, "members": 4}
     assert build.choose_sizes(many, 500)["numbers"] == "plain"
     assert {build.choose_sizes(each, 200_000, folds=8)["members"] for each in (few, many)} == {8}, "one for each fold"
-    assert [build.count_folds({"members": count}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]
-    assert build.count_folds({"members": 8, "shared": True}) == 0
+    apart = {"shared": "by_size"}
+    assert [build.count_folds({"members": count, **apart}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]
+    assert [build.count_folds({"members": 8, **shared}) for shared in ({"shared": True}, {})] == [0, 0]
 
 
 @pytest.mark.parametrize(
