@@ -268,9 +268,9 @@ def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
     return dimmed
 
 
-def to_data_address(content: bytes, kind: str = "image/png") -> str:
-    """Returns content as an address that a page can use without loading anything."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def to_data_address(content: bytes) -> str:
+    """Returns a PNG file as an address that a page can use without loading anything."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 #: The most examples whose inputs are read to divide them into slices: of more, the first ones that are kept.

@@ -47,6 +47,9 @@ Array = np.ndarray[Any, Any]
 #: The most classes that a chart compares: of more, the weakest.
 MOST_BARS = 25
 
+#: The report lists at most this many pairs of classes that are confused.
+MAX_CONFUSED_PAIRS = 10
+
 #: The most points of a scatter plot, and the bars of a histogram.
 MOST_DOTS, HISTOGRAM_BARS = 2000, 40
 
@@ -364,11 +367,11 @@ def read_lists(predictions: Predictions, name: str, output: str) -> Array:
     return np.asarray(lists.flatten().to_numpy()).reshape(len(lists), -1)
 
 
-def list_confused(counts: Array, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:
+def list_confused(counts: Array, names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the pairs of classes that are confused most often."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSED_PAIRS]
     pairs = [divmod(int(at), len(names)) for at in order if wrong.flat[at] > 0]
     return [{"true": names[a], "predicted": names[b], "examples": float(wrong[a, b])} for a, b in pairs]
 

@@ -199,10 +199,10 @@ def save_predictions(path: Path, predictions: Predictions) -> None:
     partial.replace(path)
 
 
-def load_predictions(path: Path, columns: Sequence[str] | None = None) -> Predictions:
-    """Reads the record, or some of its columns. Raises ConfigError if it cannot be used."""
+def load_predictions(path: Path) -> Predictions:
+    """Reads the record. Raises ConfigError if it cannot be used."""
     try:
-        table = parquet.read_table(path, columns=columns)
+        table = parquet.read_table(path)
         record = json.loads((table.schema.metadata or {})[METADATA])
         if record["version"] > VERSION:
             raise ValueError(f"it has the version {record['version']}, and this scaleflow reads up to {VERSION}")

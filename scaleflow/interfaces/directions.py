@@ -96,9 +96,9 @@ def find_directions(*metrics: str) -> dict[str, Mode]:
     return {metric: "min" if is_smaller_better(metric) else "max" for metric in metrics}
 
 
-def is_smaller_better(metric: str, known: Mapping[str, str] | None = None) -> bool:
+def is_smaller_better(metric: str) -> bool:
     """Returns whether smaller values are better. Raises ValueError if that is not known."""
-    direction = find_direction(metric, known)
+    direction = find_direction(metric)
     if direction is None:
         raise ValueError(f"it is not known whether larger or smaller values of {metric} are better")
     return direction == "min"

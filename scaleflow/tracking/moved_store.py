@@ -19,9 +19,6 @@ from scaleflow.interfaces import name_command
 ARTIFACTS = "mlartifacts"
 MLFLOW_ARTIFACTS = "mlruns"
 
-#: The id of the experiment that MLflow creates in each new store.
-DEFAULT_ID = "0"
-
 #: Seconds to wait for another program that writes to the store.
 LOCK_SECONDS = 10.0
 

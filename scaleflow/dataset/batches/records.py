@@ -206,8 +206,8 @@ def tensor_bytes(tensor: tf.Tensor) -> float:
     return float(tensor.dtype.size * int(tf.size(tensor)))
 
 
-def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
-    """Reads the records of several files in parallel, `block` consecutive ones of each, always in the same order.
+def interleave_files(files: Sequence[str], records: Any) -> tf.data.Dataset:
+    """Reads the records of several files in parallel, `BLOCK` consecutive ones of each, always in the same order.
 
     `records` maps (index of the file int64, path) to a dataset of its records. Traced.
     """
@@ -217,7 +217,7 @@ def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> 
     return numbered.interleave(
         records,
         cycle_length=min(INTERLEAVED, len(files)),
-        block_length=block,
+        block_length=BLOCK,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
