@@ -27,9 +27,9 @@ def uri(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def finish(folder: Path, uri: str, status: str = "FINISHED", checkpoint: int = 1000, **more: Any) -> MadeRun:
+def finish(folder: Path, uri: str, status: str = "FINISHED", checkpoint: int = 1000) -> MadeRun:
     """A run with a checkpoint of so many bytes, which is recorded."""
-    made = MadeRun(folder, uri=uri).ready(**more).train(1, 3)
+    made = MadeRun(folder, uri=uri).ready().train(1, 3)
     write_checkpoint(folder, checkpoint)
     made.end(status)
     assert repair(folder).result == "recorded"
@@ -62,7 +62,7 @@ def test_only_finished_runs_that_are_recorded_and_old_go(
     day = tmp_path / "outputs" / "day"
     for name in ("whole", "trashed", "purged"):
         finish(day / name, uri)
-    finish(day / "failed", uri, "FAILED", error="x")
+    finish(day / "failed", uri, "FAILED")
     finish(day / "stopped", uri, "KILLED")
     MadeRun(day / "open", uri=uri).ready()
     MadeRun(day / "refused", uri=uri).write("refused", message="no")
@@ -162,7 +162,7 @@ def test_a_store_that_is_gone_keeps_its_runs(uri: str, tmp_path: Path, capsys: p
 def test_files_that_the_run_did_not_write_keep_its_folder(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In every place: at the top, in folders of the run's, as links; with a manifest, and of an earlier version."""
+    """In every place: at the top, in folders of the run's, as links; with a manifest, and without one."""
     (tmp_path / "elsewhere").mkdir()
     for name in (
         "top",

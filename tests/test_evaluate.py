@@ -48,7 +48,7 @@ def test_other_data_of_one_name_are_recorded_beside_the_first() -> None:
     assert choose_evaluation_name("csv", digest, tags) == "csv"
     assert choose_evaluation_name("csv", other, tags) == "csv-fedcba98"
     assert choose_evaluation_name("csv.all", other, tags) == "csv.all"
-    assert choose_evaluation_name("csv", digest, {"scaleflow.evaluate.csv": "of an older version"}) == "csv-01234567"
+    assert choose_evaluation_name("csv", digest, {"scaleflow.evaluate.csv": "of somebody else"}) == "csv-01234567"
 
 
 @pytest.mark.parametrize(

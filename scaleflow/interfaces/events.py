@@ -3,8 +3,7 @@
 Workers emit events. Those of the chief go to `events.jsonl` in the run's folder (`scaleflow.runs.event_log`), and the
 state of a run is computed from them (`scaleflow.runs.state`). The classes are in the order in which a run emits them.
 
-This version ignores fields that later versions add, and uses the default of fields that an older version did not write.
-So every field that is added later needs a default.
+A reader ignores kinds of events that it does not know.
 """
 
 from __future__ import annotations
@@ -301,12 +300,11 @@ def to_fields(event: Event) -> dict[str, Any]:
 
 
 def parse_event(line: Mapping[str, Any]) -> Event | None:
-    """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it is incomplete."""
+    """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it has other fields."""
     kind = KINDS.get(str(line.get("event")))
     if kind is None:
         return None
-    known = {each.name for each in fields(kind)}
     try:
-        return kind(**{key: value for key, value in line.items() if key in known})
+        return kind(**{key: value for key, value in line.items() if key != "event"})
     except TypeError:
         return None

@@ -26,9 +26,6 @@ PIPELINES, RUNS = "pipelines", "_runs"
 #: The lock of a pipeline's folder.
 LOCK = "pipeline.lock"
 
-#: Another version writes other keys. A pipeline of an earlier version runs again.
-VERSION = 1
-
 #: What decides whether a stage is the same: settings, code, data and packages, each with its parts by name.
 StageKey = Mapping[str, Mapping[str, str]]
 
@@ -65,26 +62,29 @@ class PipelineLedger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / "pipeline.json"
-        content = read_json(self._path)
-        if content.get("version", VERSION) != VERSION:
-            content = {"execution": content.get("execution", 0)}
-        self.execution: int = content.get("execution", 0)
-        self.status: str = content.get("status", "FINISHED")
-        self.composed: dict[str, Any] = content.get("composed", {})
+        self.execution, self.status = 0, "FINISHED"
+        self.records: dict[str, StageRecord] = {}
+        self.composed: dict[str, Any] = {}
+        if self._path.exists():
+            self._load(read_json(self._path))
+
+    def _load(self, content: Mapping[str, Any]) -> None:
         try:
-            self.records = {name: StageRecord(**each) for name, each in content.get("stages", {}).items()}
-        except TypeError as error:
+            self.execution, self.status = content["execution"], content["status"]
+            self.composed = content["composed"]
+            self.records = {name: StageRecord(**each) for name, each in content["stages"].items()}
+            before = content["folder"]
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"{self._path}: cannot be read ({error}); delete it to run all stages again") from error
-        before = content.get("folder")
-        if before is not None and before != str(folder.absolute()):
+        now = self.folder.absolute()
+        if before != str(now):
             for record in self.records.values():
-                record.outputs = move_paths(record.outputs, before, folder.absolute())
-                record.files = move_paths(record.files, before, folder.absolute())
+                record.outputs = move_paths(record.outputs, before, now)
+                record.files = move_paths(record.files, before, now)
 
     def save(self) -> None:
         """Writes the file atomically. Raises OSError if it cannot be written."""
         content = {
-            "version": VERSION,
             "folder": str(self.folder.absolute()),
             "execution": self.execution,
             "status": self.status,

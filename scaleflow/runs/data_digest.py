@@ -174,8 +174,7 @@ def walk_outside_runs(folder: str, follows_links: bool = True) -> Iterator[tuple
         yield base, folders, names
 
 
-#: Digests of other versions are not compared. Those without a version were computed from a sample of each split,
-#: those of version 2 from numbers of tables in float32.
+#: How digests are computed. Those of other versions are not compared.
 DIGEST_VERSION = 3
 
 #: What a digest covers if it is of the whole split, and of the files that it is read from.
@@ -230,7 +229,7 @@ def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
         old, new = before.get(name), now.get(name)
         if old is None or new is None:
             changes.append(f"the split {name} {'is new' if old is None else 'is gone'}")
-        elif old.get("version") != new.get("version"):
+        elif old["version"] != new["version"]:
             continue
         elif old["examples"] != new["examples"]:
             changes.append(f"{name} had {old['examples']:,} examples and has {new['examples']:,}")

@@ -320,7 +320,7 @@ class RunFolder:
         If the folder was moved or copied together with the store of its run, `uri` is the store's present address.
         """
         record = read_json(self.record)
-        before = record.get("uri_from", record.get("folder"))
+        before = record.get("uri_from")
         file = sqlite_file(str(record.get("uri")))
         if file is None or before is None or before == str(self.path.absolute()):
             return record

@@ -597,7 +597,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
 
 def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
     """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
-    per_epoch = int(state.params.get("resolved.steps_per_epoch", 0))
+    per_epoch = int(state.params["resolved.steps_per_epoch"])
     for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
         wanted, done = config["training"].get(name), state.checkpoint or 0
         if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:

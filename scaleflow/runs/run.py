@@ -319,7 +319,7 @@ class Run:
         jobs = {(sweep / each["folder"]).resolve(): each for each in read_json(RunFolder(sweep).ledger).get("jobs", ())}
         own = jobs.get(self.files.path.resolve())
         same = [path for path, each in jobs.items() if own and drop_seed(each) == drop_seed(own)]
-        runs = [RunState.read(path) for path in same if not jobs[path].get("warms_up")]
+        runs = [RunState.read(path) for path in same if not jobs[path]["warms_up"]]
         return [run.metrics for run in runs if run.status == "FINISHED"]
 
     @cached_property

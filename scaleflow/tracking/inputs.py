@@ -34,7 +34,7 @@ def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
 def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
     source_type, source = make_dataset_source(data.source)
     profile = {"num_rows": split["examples"], "kind": data.kind}
-    profile |= {f"digest_{key}": split[key] for key in DIGEST_KEYS if key in split}
+    profile |= {f"digest_{key}": split[key] for key in DIGEST_KEYS}
     if data.classes:
         profile["classes"] = data.classes
     if len(json.dumps(profile)) > MAX_TEXT:

@@ -179,9 +179,9 @@ def test_a_preset_of_keras_hub_is_in_the_record(isolated: Callable[..., Any], tm
 @pytest.mark.parametrize(
     ("name", "described", "message"),
     [
-        ("tokenizers 0123", None, "the run did not record its tokenizer, tokenizers 0123"),
-        ("words 5 lower", None, "the run did not record its tokenizer, words 5 lower"),
-        ("mine", "x", "the run did not record its tokenizer, mine"),
+        ("tokenizers 0123", None, "the run's record of its tokenizer, tokenizers 0123, is damaged"),
+        ("words 5 lower", None, "the run's record of its tokenizer, words 5 lower, is damaged"),
+        ("mine", "x", "the run's record of its tokenizer, mine, is damaged"),
         (
             "keras_hub x 01",
             {"../a.json": ""},

@@ -239,7 +239,8 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
     composed = compose_config(words)
     folder = tmp_path_factory.mktemp("other")
     OmegaConf.save(composed.config, folder / "config.yaml")
-    params = {**composed.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
+    resolved = {"global_batch_size": "32", "cache": "none", "steps_per_epoch": "1"}
+    params = {**composed.choices, **{f"resolved.{key}": value for key, value in resolved.items()}}
     emit = EventWriter(folder / "events.jsonl")
     emit(RunReady("", params=params, steps=1, epochs=1))
     emit(RunEnded("FINISHED"))

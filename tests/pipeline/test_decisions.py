@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.pipeline import decisions
 from scaleflow.pipeline.decisions import Decider, StageComposer, StageDecision
@@ -82,6 +83,13 @@ def test_a_moved_or_copied_pipeline_names_its_own_files(ledger: PipelineLedger, 
     assert copied.outputs == {**record.outputs, "folder": f"{tmp_path}/copy/tell/1"}
     assert copied.files == [f"{tmp_path}/copy/tell/1/a.csv"]
     assert PipelineLedger(ledger.folder).records["tell"] == record
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"execution": 1}'])
+def test_a_damaged_ledger_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pipeline.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"pipeline.json: cannot be read .*; delete it to run all stages again"):
+        PipelineLedger(tmp_path)
 
 
 def test_a_forced_stage_runs_once_though_its_command_is_interrupted(decide: Decide, ledger: PipelineLedger) -> None:

@@ -67,7 +67,8 @@ def make_run(words: Sequence[str], folder: Path) -> PreparedRun:
     write_configs(run)
     config = flatten_config(run.spec.plan.config)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
-    params = {**run.spec.plan.choices, **texts, "resolved.global_batch_size": "32", "resolved.cache": "memory"}
+    resolved = {"global_batch_size": "32", "cache": "memory", "steps_per_epoch": "2"}
+    params = {**run.spec.plan.choices, **texts, **{f"resolved.{key}": each for key, each in resolved.items()}}
     append_event(RunFolder(folder).events, RunReady("a-run", params=params, steps=4, epochs=2))
     append_event(RunFolder(folder).events, RunEnded("FINISHED"))
     return run

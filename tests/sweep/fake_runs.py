@@ -75,7 +75,8 @@ class FakeLaunch:
 
         params = {key: str(value) for key, value in flatten_config(plan.config).items()} | dict(plan.choices)
         replicas = plan.hardware.logical_devices if plan.strategy.name == "mirrored" else 1
-        params |= {"resolved.replicas": str(replicas), "resolved.global_batch_size": "32", "resolved.cache": "none"}
+        resolved = {"replicas": replicas, "global_batch_size": 32, "cache": "none", "steps_per_epoch": 1}
+        params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
         resumed = 0 if run.resume_number else None
         emit(RunReady("fake", params=params, steps=1, epochs=1, parent=run.spec.parent, resumed=resumed))
         write_launch_state(files, Provenance(run.resume_number, read_code(plan.config, plan.search)))

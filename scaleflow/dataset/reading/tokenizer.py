@@ -293,7 +293,7 @@ def restore_tokenizer(name: str, described: Any) -> Tokenizer:
         return TokenizerFile("tokenizer.json", described.encode())
     if kind == "keras_hub" and isinstance(described, Mapping):
         return HubTokenizer("of the run", described, name)
-    raise ConfigError(f"the run did not record its tokenizer, {name}; runs of this version do")
+    raise ConfigError(f"the run's record of its tokenizer, {name}, is damaged; train it again")
 
 
 def drop_prefixes(content: str) -> str:

@@ -7,7 +7,7 @@ command, and one more of each command that resumed the run with something else.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,4 @@ def load_states(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_state(values: Mapping[str, Any]) -> Provenance:
-    state = Provenance(**{each.name: values[each.name] for each in fields(Provenance) if each.name in values})
-    code = {each.name: values["code"][each.name] for each in fields(CodeRecord) if each.name in values["code"]}
-    return replace(state, code=CodeRecord(**code))
+    return Provenance(**{**values, "code": CodeRecord(**values["code"])})
