@@ -22,45 +22,50 @@ if TYPE_CHECKING:
     from scaleflow.api import compose as compose
     from scaleflow.api import run as run
     from scaleflow.api import run_sweep as run_sweep
-    from scaleflow.check import check_data as check_data
-    from scaleflow.comparison.runs import compare_runs as compare_runs
-    from scaleflow.convert import convert_model as convert_model
     from scaleflow.errors import ConfigError as ConfigError
-    from scaleflow.generate import generate_text as generate_text
-    from scaleflow.pipeline.command import PipelineResult as PipelineResult
-    from scaleflow.pipeline.command import run_pipeline as run_pipeline
-    from scaleflow.promote import PromotionResult as PromotionResult
-    from scaleflow.promote import promote_model as promote_model
-    from scaleflow.refit import refit_run as refit_run
+    from scaleflow.features.checks.check import check_data as check_data
+    from scaleflow.features.compare.runs import compare_runs as compare_runs
+    from scaleflow.features.formats.convert import convert_model as convert_model
+    from scaleflow.features.language.generate import generate_text as generate_text
+    from scaleflow.features.pipelines.command import PipelineResult as PipelineResult
+    from scaleflow.features.pipelines.command import run_pipeline as run_pipeline
+    from scaleflow.features.promotion.promote import PromotionResult as PromotionResult
+    from scaleflow.features.promotion.promote import promote_model as promote_model
+    from scaleflow.features.search.refit import refit_run as refit_run
+    from scaleflow.features.search.tune import tune_run as tune_run
     from scaleflow.runs.user_metrics import log_metric as log_metric
-    from scaleflow.tune import tune_run as tune_run
 
 __version__ = "0.1.0"
 
-#: The public names, by the module that defines them.
+#: The public names of the core, by the module that defines them. `interfaces/features.py` finds those of the features.
 _NAMES = {
     "scaleflow.api": ("JobResult", "Result", "RunFailed", "SweepResult", "best_run", "compose", "run", "run_sweep"),
-    "scaleflow.check": ("check_data",),
-    "scaleflow.comparison.runs": ("compare_runs",),
-    "scaleflow.convert": ("convert_model",),
     "scaleflow.errors": ("ConfigError",),
-    "scaleflow.generate": ("generate_text",),
-    "scaleflow.pipeline.command": ("PipelineResult", "run_pipeline"),
-    "scaleflow.promote": ("PromotionResult", "promote_model"),
-    "scaleflow.refit": ("refit_run",),
-    "scaleflow.tune": ("tune_run",),
     "scaleflow.runs.user_metrics": ("log_metric",),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_PLACES)]
+
+def _list_places() -> dict[str, str]:
+    """Returns all public names, those of features included, each with its module."""
+    from scaleflow.interfaces.features import list_features
+
+    places = dict(_PLACES)
+    for feature in list_features().values():
+        places.update(feature.public_names)
+    return places
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name == "__all__":
+        return ["__version__", *sorted(_list_places())]
+    place = _PLACES.get(name)
+    if place is None and not name.startswith("_"):
+        place = _list_places().get(name)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(place), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_list_places()})

@@ -19,7 +19,7 @@ from scaleflow import __version__
 from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
-from scaleflow.commands.table import check_first_word, describe_commands, find_command
+from scaleflow.commands.table import check_first_word, describe_commands, find_command, run_named_command
 from scaleflow.config.compose import (
     CONF,
     CommandWords,
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if command := find_command(words):
         words.remove(command.name)  # `--json` may stand before it
-        return command.run(words)
+        return run_named_command(command, words)
     return run_command(partial(run_words, began=began or time.time()), words)
 
 

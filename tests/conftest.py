@@ -20,14 +20,14 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.words import quote_nan_option
+from scaleflow.features.kubernetes.engine import INDEX, JOB, PODS
+from scaleflow.features.warm.server import keep_config_files
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
-from scaleflow.warm.server import keep_config_files
 from tests.event_log import events_in
 from tests.object_store import serve_store
 from tests.processes import (

@@ -310,7 +310,7 @@ FORKING = SimpleNamespace(
 
 #: Modules that start a module of ours in an interpreter of its own. Commands of tests fork it; `Command.cold` does not.
 FORKERS = (
-    "scaleflow.doctor.command",
+    "scaleflow.features.doctor.command",
     "scaleflow.export.runtime",
     "scaleflow.profiler.analysis_process",
     "scaleflow.worker.export",
@@ -407,8 +407,8 @@ def serve() -> None:
     import gc
 
     import tests.processes  # noqa: F401
+    from scaleflow.features.warm.server import import_all
     from scaleflow.launcher.processes.fork_server import ForkServer
-    from scaleflow.warm.server import import_all
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

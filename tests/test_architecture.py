@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from scaleflow.interfaces.features import list_features
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
@@ -18,17 +20,19 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("best", "check", "clean", "convert", "diff", "evaluate", "find", "generate"),
-    *("init", "project", "promote", "refit", "rerun", "schema", "sync", "tune"),
+    *("best", "evaluate", "project", "sync"),
 )
 
-GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
+GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra", "pipeline"}
+
+#: The package of the optional parts.
+FEATURES = "scaleflow.features"
 
 #: What every module may import.
 CONTRACTS = ("scaleflow.errors", "interfaces", "compat")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands", "pipeline")
+LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {
@@ -59,15 +63,15 @@ WORKER_GROUPS = (
 WORKER_MODULES = {
     "scaleflow.compat.keras",
     "scaleflow.compat.tensorflow",
-    "scaleflow.doctor.tensorflow_probe",
+    "scaleflow.features.doctor.tensorflow_probe",
     "scaleflow.export.keras_file",
     "scaleflow.export.litert",
-    "scaleflow.predict.compute",
+    "scaleflow.features.predict.compute",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.layers",
     "scaleflow.serving.loader",
-    "scaleflow.warm.server",
+    "scaleflow.features.warm.server",
     *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
     *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "runtime")),
 }
@@ -85,7 +89,7 @@ SOURCES = {
     if "conf" not in path.parts[len(ROOT.parts) :]
 }
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
-GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep", "pipeline"})
+GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep"})
 
 
 @functools.cache
@@ -129,8 +133,12 @@ def top(names: set[str]) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """`launcher` of `scaleflow.launcher.prepare`, and `scaleflow.api` of itself."""
+    """`launcher` of `scaleflow.launcher.prepare`, `features.warm` of `scaleflow.features.warm.server`, and
+    `scaleflow.api` of itself.
+    """
     parts = module.split(".")
+    if parts[1:2] == ["features"]:
+        return ".".join(parts[1:3])
     return parts[1] if len(parts) > 2 or (len(parts) == 2 and SOURCES[module].name == "__init__.py") else module
 
 
@@ -180,8 +188,8 @@ def test_imports_point_downward(layer: str) -> None:
     modules = [name for name in SOURCES if package_of(name) == layer]
     others = {package_of(other) for name in modules for other in imported(name) & set(SOURCES)}
     assert modules
-    assert {other for other in others - allowed if other in (*LAYERS, "doctor", "predict")} == set()
-    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "project", "testing")
+    assert {other for other in others - allowed if other in LAYERS or other.startswith("features")} == set()
+    entry_points = ("api", "cli", "evaluate", "sync", "project", "testing")
     assert others & {f"scaleflow.{name}" for name in entry_points} == set()
 
 
@@ -191,6 +199,33 @@ def test_a_group_imports_the_contracts_and_itself(group: str) -> None:
     modules = [name for name in SOURCES if package_of(name) == group]
     assert modules
     assert {package_of(other) for name in modules for other in imported(name) & set(SOURCES)} - allowed == set()
+
+
+def test_the_core_names_no_feature() -> None:
+    """Not even in a text that names a module; `interfaces/features.py` looks into the folder."""
+    for name in SOURCES:
+        if name.startswith(FEATURES) or name == "scaleflow.interfaces.features":
+            continue
+        assert not [other for other in imported(name) if f"{other}.".startswith(f"{FEATURES}.")], name
+        texts = [node.value for node in ast.walk(parse(name)) if isinstance(node, ast.Constant)]
+        assert not [text for text in texts if isinstance(text, str) and f"{FEATURES}." in text], name
+
+
+@pytest.mark.parametrize("feature", list_features())
+def test_a_feature_imports_the_core_and_the_features_that_it_needs(feature: str) -> None:
+    needed = {f"features.{name}" for name in list_features()[feature].needs}
+    modules = [name for name in SOURCES if package_of(name) == f"features.{feature}"]
+    assert modules
+    others = {package_of(other) for name in modules for other in imported(name) if other in SOURCES}
+    features = {other for other in others if other.startswith("features.")}
+    assert features - {f"features.{feature}"} == needed
+
+
+def test_declarations_of_features_import_nothing_else() -> None:
+    """Each command reads all of them."""
+    for name in SOURCES:
+        if name.startswith(FEATURES) and name.endswith(".feature"):
+            assert imported(name) <= {"scaleflow.interfaces.features"}, name
 
 
 def test_the_contracts_import_nothing_else_and_files_and_pages_only_the_contracts() -> None:
@@ -366,6 +401,7 @@ def test_every_group_is_known_to_these_rules() -> None:
 def test_the_packages_listed_are_those_on_disk() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     on_disk = {name for name, path in SOURCES.items() if path.name == "__init__.py"} | {"scaleflow.conf"}
+    on_disk |= {feature.conf for feature in list_features().values() if feature.conf}
     assert sorted(listed) == sorted(on_disk)
     assert listed == sorted(listed)
 
@@ -385,7 +421,7 @@ def test_every_folder_with_modules_is_a_package(folder: Path) -> None:
             "scaleflow.launcher.processes.supervisor",
             "scaleflow.worker.main",
         ),
-        *("scaleflow.tracking", "scaleflow.doctor.command"),
+        *("scaleflow.tracking", "scaleflow.features.doctor.command"),
     ],
 )
 def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None:

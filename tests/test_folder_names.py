@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow.config.compose import compose_config, list_options
-from scaleflow.pipeline.definition import load_pipeline
+from scaleflow.features.pipelines.definition import load_pipeline
 from tests.conftest import Command
 
 #: Characters that Hydra's grammar, a shell, a URL or a template reads otherwise, all at once. `[` is refused.
@@ -89,7 +89,7 @@ def test_a_folder_in_which_tensorflow_cannot_read_its_own_files_is_refused_befor
         assert not [*command.folder.glob("outputs/**/events.jsonl")]
 
 
-@pytest.mark.slow  # its parts: above, and in tests/pipeline/test_stages.py
+@pytest.mark.slow  # its parts: above, and in tests/features/pipelines/test_stages.py
 @pytest.mark.parametrize("name", [ALL, "1e5"])
 def test_the_commands_of_the_readme_work_in_a_folder_with_an_odd_name(
     name: str, command: Command, empty_store: Path

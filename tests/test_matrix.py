@@ -16,8 +16,8 @@ import pytest
 
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import to_fields
+from scaleflow.interfaces.features import list_option_files
 from tests.conftest import Command
-from tests.processes import ROOT
 
 PROMISED = 0.95
 
@@ -29,7 +29,7 @@ NEEDS_HARDWARE = {"tpu"}
 
 def options(group: str) -> list[str]:
     """A new option joins the matrix by being in conf/."""
-    return sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+    return sorted(path.stem for path in list_option_files(group))
 
 
 def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:

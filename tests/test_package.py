@@ -89,9 +89,14 @@ def test_the_wheel_holds_every_module_and_every_config_and_nothing_else(wheel: P
     conf = {
         f"scaleflow/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*") if path.suffix in (".yaml", ".py")
     }
+    conf |= {str(path.relative_to(ROOT)) for path in (ROOT / "scaleflow/features").glob("*/conf/**/*.yaml")}
     folders = (ROOT / "scaleflow", ROOT / "hydra_plugins")
     code = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.py")}
-    starter = {str(path.relative_to(ROOT)) for path in (ROOT / "scaleflow" / "starter").rglob("*") if path.is_file()}
+    starter = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "scaleflow/features/housekeeping/starter").rglob("*")
+        if path.is_file()
+    }
     assert names == conf | code | starter | {"scaleflow/py.typed"}
 
 

@@ -134,7 +134,7 @@ def test_mlflow_run_starts_a_sweep_and_an_evaluation(command: Command, empty_sto
     assert (opened.info.run_name, opened.info.status) == (f"evaluation of {adam.info.run_name}", "FINISHED")
 
 
-@pytest.mark.slow  # what is special about it: tests/pipeline/test_stages.py
+@pytest.mark.slow  # what is special about it: tests/features/pipelines/test_stages.py
 def test_mlflow_run_starts_a_pipeline(command: Command, empty_store: Path) -> None:
     from mlflow import MlflowClient
 

@@ -614,7 +614,8 @@ def test_words_are_refused_by_the_command(
 
 
 def run_command(words: Sequence[str]) -> int:
-    from scaleflow import cli, find
+    from scaleflow import cli
+    from scaleflow.features.search import find
 
     is_find = words[0] == "find"
     assert is_find or find_command(words) is None

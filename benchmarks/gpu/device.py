@@ -95,7 +95,7 @@ def to_megabytes(text: str) -> int:
 
 def find_obstacle() -> str | None:
     """Returns why TensorFlow cannot use the GPUs that nvidia-smi lists, None if it can."""
-    command = [sys.executable, "-m", "scaleflow.doctor.tensorflow_probe"]
+    command = [sys.executable, "-m", "scaleflow.features.doctor.tensorflow_probe"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(

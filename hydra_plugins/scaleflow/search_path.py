@@ -1,4 +1,4 @@
-"""Adds config options of installed packages: their datasets, models and optimizers.
+"""Adds config options of scaleflow's features, and of installed packages: their datasets, models and optimizers.
 
 A package names the module with its config groups in an entry point:
 
@@ -16,17 +16,22 @@ from importlib.metadata import entry_points
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from scaleflow.interfaces.features import list_features
+
 OURS = "pkg://scaleflow.conf"
 ENTRY_POINTS = "scaleflow.conf"
 
 
 class ScaleflowSearchPath(SearchPathPlugin):
-    """Appends the config packages of installed entry points to scaleflow's own search path."""
+    """Appends the config packages of features and of installed entry points to scaleflow's own search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Appends the packages if the search path is scaleflow's. Hydra calls it once for each app."""
         if not any(element.path == OURS for element in search_path.get_path()):
             return
+        for feature in list_features().values():
+            if feature.conf:
+                search_path.append(provider=feature.name, path=f"pkg://{feature.conf}")
         for point in entry_points(group=ENTRY_POINTS):
             if is_package(point.value):
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")

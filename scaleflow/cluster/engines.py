@@ -1,7 +1,7 @@
 """Defines what a cluster engine is, and finds the engine of each option of `cluster`.
 
-An engine says what starts the processes of a run. Each is one object, `ENGINE`, in a module of this package, and one
-file in conf/cluster/. No other module compares `cluster.name`: it asks the engine.
+An engine says what starts the processes of a run. Each is one object, `ENGINE`, in a module of this package or of a
+feature, and one file in its conf/cluster/. No other module compares `cluster.name`: it asks the engine.
 """
 
 import functools
@@ -13,6 +13,7 @@ from typing import Any
 
 from scaleflow import cluster as package
 from scaleflow.interfaces import Cluster, Plan, Rule
+from scaleflow.interfaces.features import import_named, list_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class ClusterEngine:
     section: type[Cluster] = Cluster  # the keys of `cluster`; those that `Cluster` lacks are only for this engine
     place: str = ""  # where its processes run, for the message about these keys
     rules: Sequence[Rule] = ()  # which other options do not work with this engine
-    variables: Sequence[str] = ()  # environment variables that show that the engine is there, for `scaleflow.doctor`
+    variables: Sequence[str] = ()  # environment variables that show that the engine is there, for `scaleflow doctor`
     is_local: bool = False  # whether the command starts all processes on this machine
     #: If it starts them on others: MODULE:NAME of what makes a `ProcessHost` of the launcher from a `RunMonitor`.
     remote_host: str | None = None
@@ -53,9 +54,11 @@ class ClusterEngine:
 
 @functools.cache
 def list_engines() -> Mapping[str, ClusterEngine]:
-    """Returns the engines in the modules of this package by their options, those with the fewest keys first."""
+    """Returns the engines of this package and of the features by their options, those with the fewest keys first."""
     modules = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
     engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
+    for feature in list_features().values():
+        engines += [import_named(place) for place in feature.engines]
     return {engine.name: engine for engine in sorted(engines, key=lambda engine: len(engine.own_keys))}
 
 

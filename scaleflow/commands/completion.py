@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Sequence
 
-from scaleflow.commands.table import COMMANDS, Command
+from scaleflow.commands.table import list_commands, run_named_command
 from scaleflow.compat.hydra import make_flag_parser
+from scaleflow.interfaces.features import Command
 from scaleflow.launcher.command_exit import JSON
 
 #: The environment variable with the line that a shell completes.
@@ -31,14 +32,14 @@ def complete_line() -> bool:
     line = os.environ[LINE]
     words = [word for word in line.split()[1:] if word != JSON]
     word = "" if line.endswith(" ") or not words else words.pop()
-    command = COMMANDS.get(words[0]) if words else None
+    command = list_commands().get(words[0]) if words else None
     page = make_flag_parser().format_usage() if command is None else read_help(command)
     choices = list_choices(page, words[command is not None :], word)
     if choices is not None:
         print(*choices, sep="\n")
         return True
     if not words:
-        print(*COMMANDS, sep="\n")
+        print(*list_commands(), sep="\n")
     if command is not None:
         words = [each for each in words if "=" in each]
     os.environ[LINE] = " ".join(["scaleflow", *words, word])
@@ -65,5 +66,5 @@ def split_choices(value: str) -> list[str]:
 def read_help(command: Command) -> str:
     """Returns a command's page of help."""
     with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
-        command.run(["--help"])
+        run_named_command(command, ["--help"])
     return page.getvalue()

@@ -17,6 +17,7 @@ from hydra.utils import get_object
 
 from scaleflow.config.parse import format_value, is_under
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import list_option_files
 
 #: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
 #: has functions that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file,
@@ -140,9 +141,10 @@ def describe_allowed(key: str) -> str:
 @functools.cache
 def list_factories(group: str) -> frozenset[str]:
     """Lists the `_target_`s of scaleflow's own options of a config group."""
-    conf = Path(__file__).parents[1] / "conf" / group
-    targets_of_files = (re.findall(r"^_target_: (\S+)", path.read_text(), re.M) for path in conf.glob("*.yaml"))
-    return frozenset(target for targets in targets_of_files for target in targets)
+    targets: set[str] = set()
+    for path in list_option_files(group):
+        targets.update(re.findall(r"^_target_: (\S+)", path.read_text(), re.M))
+    return frozenset(targets)
 
 
 def unresolvable_error(key: str, value: str) -> ConfigError:

@@ -1,7 +1,7 @@
 """The record of kept predictions, `predictions.parquet`: what the model returned for the examples of a split.
 
 A row for each example, in the order of the split. docs/predictions.md describes the columns. Those that the outputs of
-a model become are the same in the files of `scaleflow.predict`.
+a model become are the same in the files of `scaleflow predict`.
 """
 
 from __future__ import annotations

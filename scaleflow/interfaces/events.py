@@ -85,7 +85,7 @@ class EvaluationReady(Event, event="evaluating"):
 
 
 class DataChecked(Event, event="checked"):
-    """`scaleflow.check` has looked at a dataset."""
+    """`scaleflow check` has looked at a dataset."""
 
     findings: Sequence[Mapping[str, Any]]  # each with `rule`, `level`, `text`, `because` and `columns`, the worst first
     splits: Mapping[str, Mapping[str, int]]  # by name, the number of `examples`, and of those that were `looked_at`

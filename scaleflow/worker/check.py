@@ -1,4 +1,4 @@
-"""The worker of `scaleflow.check`: looks at a dataset as a run reads it, and makes the report."""
+"""The worker of `scaleflow check`: looks at a dataset as a run reads it, and makes the report."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from scaleflow import cli
 from scaleflow.commands.completion import LINE, complete_line
-from scaleflow.commands.table import COMMANDS
+from scaleflow.commands.table import list_commands
 from tests.commands.test_table import SCRIPT
 from tests.conftest import clean_environment
 
@@ -53,7 +53,7 @@ def test_hydra_completes_an_override(
     monkeypatch.setenv(LINE, line)
     assert not complete_line()
     assert os.environ[LINE] == rest
-    assert capsys.readouterr().out.split() == (list(COMMANDS) if names else [])
+    assert capsys.readouterr().out.split() == (list(list_commands()) if names else [])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from scaleflow import cli, evaluate, find, rerun, sync
+from scaleflow import cli, evaluate, sync
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.compare import rerun
+from scaleflow.features.predict import command as predict
+from scaleflow.features.search import find
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.command_exit import Outcome, find_interruption
-from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.parent_run import describe_jobs

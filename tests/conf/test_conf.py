@@ -35,6 +35,7 @@ from scaleflow.interfaces import (
     Tracking,
     Training,
 )
+from scaleflow.interfaces.features import list_conf_folders
 from scaleflow.launcher.prepare import make_plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +43,9 @@ CONF = ROOT / "conf"
 
 Compose = Callable[..., dict[str, Any]]
 
-FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+#: The YAML files of the core and of the features, by their place below a folder of options.
+PATHS = {path.relative_to(folder): path for folder in list_conf_folders() for path in folder.rglob("*.yaml")}
+FILES = sorted(PATHS)
 #: The options of a run; a pipeline is a config of its own.
 OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] != "pipeline"]
 EXPERIMENTS = [path for path in OPTIONS if path.parts[0] == "experiment"]
@@ -114,7 +117,7 @@ PROMISED = {
 
 
 def text(path: Path) -> list[str]:
-    return (CONF / path).read_text().splitlines()
+    return PATHS[path].read_text().splitlines()
 
 
 def defaults() -> dict[str, Any]:

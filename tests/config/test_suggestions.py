@@ -16,13 +16,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 import scaleflow
-from scaleflow.commands.table import COMMANDS
+from scaleflow.commands.table import list_commands
 from scaleflow.config.compose import compose_config, every_key
 from scaleflow.config.plan import parse_plan, parse_sections
 from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, OTHER_COMMANDS
 from scaleflow.config.words import NEEDED_GROUPS, OPTIONAL_GROUPS
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.features import list_option_files
 
 PACKAGE = Path(scaleflow.__file__).parent
 CONF = PACKAGE / "conf"
@@ -77,7 +78,7 @@ def options() -> dict[str, dict[str, Any]]:
     shared: Any = yaml.safe_load((CONF / "config.yaml").read_text())
     found: dict[str, dict[str, Any]] = {}
     for group in GROUPS:
-        for path in (CONF / group).glob("*.yaml"):
+        for path in list_option_files(group):
             own: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             own.pop("defaults", None)
             found[f"{group}={path.stem}"] = {**(shared.get(group) or {}), **own}
@@ -183,7 +184,7 @@ def test_each_word_for_what_is_absent_can_be_typed(options: dict[str, dict[str, 
 def test_each_word_for_another_command_names_a_command() -> None:
     for meant in OTHER_COMMANDS.values():
         program, word, *_ = meant.split()
-        assert program == "mlflow" or word in COMMANDS or word.startswith(("-", "KEY=", "resume="))
+        assert program == "mlflow" or word in list_commands() or word.startswith(("-", "KEY=", "resume="))
 
 
 def test_each_group_of_a_run_can_be_removed_or_is_needed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.commands.table import COMMANDS
+from scaleflow.commands.table import list_commands
 from scaleflow.config.synonyms import (
     OPTIONS,
     OTHER_COMMANDS,
@@ -17,6 +17,7 @@ from scaleflow.config.synonyms import (
     translate_key,
     translate_option,
 )
+from scaleflow.interfaces.features import list_option_files
 
 #: What is typed, and what the refusal says to type instead.
 TYPED = {
@@ -138,13 +139,12 @@ def test_a_file_with_its_target_is_a_dataset(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_option_is_no_synonym_and_what_is_meant_exists() -> None:
-    conf = Path(__file__).parents[2] / "conf"
     for group, table in OPTIONS.items():
-        options = {path.stem for path in (conf / group).glob("*.yaml")}
+        options = {path.stem for path in list_option_files(group)}
         assert {meant.partition("=")[2] for meant in table.values()} <= options
         assert not {*table} & options
-    assert set(READERS.values()) <= {path.stem for path in (conf / "dataset").glob("*.yaml")}
-    assert not {*OTHER_COMMANDS} & {*COMMANDS}
+    assert set(READERS.values()) <= {path.stem for path in list_option_files("dataset")}
+    assert not {*OTHER_COMMANDS} & {*list_commands()}
 
 
 def test_what_means_nothing_is_not_translated() -> None:

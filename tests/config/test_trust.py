@@ -19,6 +19,7 @@ from scaleflow.config.compose import CommandWords, ComposedConfig, compose_confi
 from scaleflow.config.policies import LOOK
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import list_conf_folders
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.runs.reuse import find_config_dirs, load_config, reuse_config
 
@@ -173,7 +174,11 @@ def test_untrusted_values_are_refused_by_name(name: str, tmp_path: Path, monkeyp
 def list_text_keys() -> list[str]:
     """Every key of every option of every group, except those whose text is never a path."""
     options = [
-        *((f"{path.parent.name}.", yaml.safe_load(path.read_text())) for path in CONF.glob("[!e]*/*.yaml")),
+        *(
+            (f"{path.parent.name}.", yaml.safe_load(path.read_text()))
+            for folder in list_conf_folders()
+            for path in folder.glob("[!e]*/*.yaml")
+        ),
         ("", {key: each for key, each in yaml.safe_load((CONF / "config.yaml").read_text()).items() if key != "hydra"}),
     ]
     keys = {

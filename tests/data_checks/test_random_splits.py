@@ -9,8 +9,8 @@ import pytest
 
 from scaleflow.data_checks.drift import DRIFT, DriftCounter, SplitSample, compare_sample, make_schema, select_level
 from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
+from scaleflow.features.predict.bad_rows import RowReport
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
-from scaleflow.predict.bad_rows import RowReport
 from tests.data_checks.made import WORDS, cut, replace_some
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.reading.files import identify_in_store, read_etags
-from scaleflow.predict.inputs import open_table
+from scaleflow.features.predict.inputs import open_table
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table
 from tests.emulators import serve_azure, serve_google

@@ -1126,7 +1126,7 @@ def read_long(folder: Path) -> list[str]:
     import json
 
     from scaleflow.dataset.tables import files
-    from scaleflow.predict.inputs import open_table
+    from scaleflow.features.predict.inputs import open_table
 
     files.TEXT_BLOCK = 2000
     rows = [{"wide": n, "none": None, "day": "2024-01-31", "y": n / 2} for n in range(100)]

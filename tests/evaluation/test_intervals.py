@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from scaleflow.comparison.examples import ExampleValues, compare_examples, list_class_values
 from scaleflow.evaluation.figures import measure_calibration, measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.own_metrics import find_interval
 from scaleflow.evaluation.resampling import Resamples
+from scaleflow.features.compare.examples import ExampleValues, compare_examples, list_class_values
 from tests.evaluation.coverage import (
     CLASS_CASES,
     RATE_CASES,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from scaleflow.api import JobResult, Result, SweepResult
+from scaleflow.features.promotion.promote import PromotionResult
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
-from scaleflow.promote import PromotionResult
 
 
 @pytest.mark.parametrize(

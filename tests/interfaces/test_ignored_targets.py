@@ -69,7 +69,7 @@ def test_fitted_baselines_are_not_fitted_to_them() -> None:
 
 
 def test_a_difference_of_runs_is_of_the_targets_that_count() -> None:
-    from scaleflow.comparison.examples import list_values
+    from scaleflow.features.compare.examples import list_values
     from tests.evaluation.made import make_predictions
 
     outputs = Outputs("regression", (1,), ignore=IGNORED)

@@ -35,8 +35,9 @@ def write_table(rows: int, first_income: int) -> None:
 def run_and_change(folder: str) -> dict[str, Any]:
     """What the commands say and do that resume or repeat a run, by what changed before each."""
     import scaleflow
-    from scaleflow import ConfigError, rerun
-    from scaleflow.pipeline.ledger import describe_longer_runs
+    from scaleflow import ConfigError
+    from scaleflow.features.compare import rerun
+    from scaleflow.features.pipelines.ledger import describe_longer_runs
     from scaleflow.runs.run import Run
 
     os.chdir(folder)

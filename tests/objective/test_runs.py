@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from scaleflow.interfaces import Arrays, Stream
 from scaleflow.interfaces.formatting import format_number
 from tests.conftest import Command
+from tests.features.compare.test_rerun import INLINE, said
 from tests.strategy.test_structures import Values, select_values, train_all
-from tests.test_rerun import INLINE, said
 
 SHORT = (
     *("dataset.limit=300", "model.units=8", "training.global_batch_size=64", "tracking.system_metrics=false"),
@@ -33,7 +33,8 @@ WATCHED = (
 def watched_run(folder: str, is_broad: bool) -> dict[str, Any]:
     """A run that watches metrics of its config, and what comes of it; then one of before there was an objective."""
     import scaleflow
-    from scaleflow import evaluate, rerun
+    from scaleflow import evaluate
+    from scaleflow.features.compare import rerun
 
     os.chdir(folder)
     found: dict[str, Any] = {}

@@ -14,9 +14,9 @@ from scaleflow.cli import main
 from scaleflow.commands.frame import check_page
 from scaleflow.config.interpolations import keep_values
 from scaleflow.errors import ConfigError
+from scaleflow.features.pipelines.ledger import PipelineLedger
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import GENERATOR
-from scaleflow.pipeline.ledger import PipelineLedger
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, create_folder, refuse_others, remove_created
 from scaleflow.tracking.uri import resolve_store

@@ -20,7 +20,7 @@ def delete_the_run_of_a_model(folder: str, empty_store: str) -> dict[str, Any]:
     from scaleflow.commands.tracked_run import find_run
     from scaleflow.config.compose import CommandWords
     from scaleflow.errors import ConfigError
-    from scaleflow.predict.command import read_state
+    from scaleflow.features.predict.command import read_state
     from scaleflow.tracking.registry import register_model
     from scaleflow.tracking.store import STEP_TAG
     from scaleflow.tracking.tracked_runs import download_model

@@ -39,10 +39,10 @@ TESTS = (
     "tests/precision",
     "tests/optimizer",
     "tests/evaluation/test_model_report.py",
-    "tests/predict/test_command.py",
+    "tests/features/predict/test_command.py",
     "tests/promotion/test_command.py",
     "tests/sweep/test_real.py",
-    "tests/warm",
+    "tests/features/warm",
 )
 
 #: Shown with each set.

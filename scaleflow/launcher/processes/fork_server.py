@@ -2,8 +2,8 @@
 
 `python -m scaleflow.launcher.processes.fork_server FD` runs it, with a listening Unix socket as standard input. It
 ends when the launcher is gone, which holds the other end of the pipe FD. TensorFlow's runtime does not start before a
-fork, so each worker sets up its own devices. The warm server (`scaleflow.warm.server`) is one, too: it forks commands,
-and the fork servers of their runs.
+fork, so each worker sets up its own devices. The warm server is one, too: it forks commands, and the fork servers of
+their runs.
 
 Each process has its own connection, with messages of one JSON object per line:
 

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from scaleflow.compat.python import list_flags
 
 #: Prefixes of the variables that Python, TensorFlow, Keras, MLflow and their dependencies read at import.
-#: `tests/warm/test_environment.py` compares them with those that are read.
+#: `tests/features/warm/test_environment.py` compares them with those that are read.
 IMPORT_PREFIXES = (
     *("ABSL_", "ARROW_", "AZURE_LOG", "CI", "CUDA_", "DATABRICKS_", "DO_NOT_TRACK", "EAGER_IMPORT", "GCS_"),
     *("GFORTRAN_", "GOMP_", "GOTO_", "GRPC_", "HDF5_", "HOME", "JAX_", "JE_ARROW_", "JOBLIB_", "KERAS_"),
@@ -127,12 +127,9 @@ WARM_ENV = "SCALEFLOW_WARM"
 #: The variable with the address of a running fork server. Commands that see it start none, and are not handed over.
 SERVER_ENV = "SCALEFLOW_SERVER"
 
-#: The program of a warm server.
-WARM_SERVER_MODULE = "scaleflow.warm.server"
-
-#: A command in the server. It gets the server's address, `sys.orig_argv` as JSON, `sys.argv`, and the descriptor of its
-#: link to the client.
-COMMAND_MODULE = "scaleflow.warm.forked_command"
+#: What a client asks a warm server to fork, in place of a module: a command. Its process gets the server's address,
+#: `sys.orig_argv` as JSON, `sys.argv`, and the descriptor of its link to the client.
+COMMAND = "command"
 
 #: Words of commands that only print something: they use a server that is ready, and do not wait for one.
 PRINTING = ("-sc", "--shell-completion", "--version", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
@@ -282,7 +279,7 @@ def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
                 listener.bind(str(part))
                 listener.listen(128)
                 subprocess.Popen(
-                    [sys.executable, *flags, "-m", WARM_SERVER_MODULE, str(files.socket)],
+                    [sys.executable, *flags, "-m", find_server_module(), str(files.socket)],
                     stdin=listener.fileno(),
                     stdout=log,
                     stderr=log,
@@ -294,6 +291,16 @@ def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
     except OSError as error:
         raise NotWarm(f"it cannot be started: {error}") from error
     return True
+
+
+def find_server_module() -> str:
+    """Returns the program of a warm server, which a feature has. Raises NotWarm if there is no such feature."""
+    from scaleflow.interfaces.features import list_features  # commands that are handed over do not need it
+
+    modules = [feature.warm_server for feature in list_features().values() if feature.warm_server]
+    if not modules:
+        raise NotWarm("no feature has a warm server")
+    return modules[0]
 
 
 def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any) -> tuple[socket.socket, int]:
@@ -376,7 +383,7 @@ class ForkedCommand:
             self._server, pid = request_process(
                 files,
                 [0, 1, 2, theirs.fileno()],
-                module=COMMAND_MODULE,
+                module=COMMAND,
                 words=[str(files.socket), json.dumps(sys.orig_argv), *sys.argv],
                 environment=environment,
                 path=sys.path,

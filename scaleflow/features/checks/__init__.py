@@ -1,0 +1,1 @@
+"""The schema of data, its faults, and its drift."""

@@ -1,0 +1,17 @@
+from scaleflow.interfaces.features import Command, Feature
+
+FEATURE = Feature(
+    name="checks",
+    about="the schema of data, its faults, and its drift",
+    commands=(
+        Command(
+            name="check",
+            about="faults of a dataset, and how it differs from that of a run",
+            module="scaleflow.features.checks.check",
+            group="before a run",
+        ),
+    ),
+    public_names={
+        "check_data": "scaleflow.features.checks.check",
+    },
+)

@@ -1,0 +1,23 @@
+from scaleflow.interfaces.features import Command, Feature
+
+FEATURE = Feature(
+    name="compare",
+    about="two runs side by side, and the same run again",
+    commands=(
+        Command(
+            name="rerun",
+            about="a new run with the config of a tracked run: RUN_ID",
+            module="scaleflow.features.compare.rerun",
+            group="tracked runs",
+        ),
+        Command(
+            name="diff",
+            about="in what two runs differ, and if it is more than noise: RUN_A RUN_B",
+            module="scaleflow.features.compare.diff",
+            group="tracked runs",
+        ),
+    ),
+    public_names={
+        "compare_runs": "scaleflow.features.compare.runs",
+    },
+)

@@ -1,0 +1,213 @@
+"""Compares the metrics of two runs: whether a difference is more than noise, and whether all are the same."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from scaleflow.interfaces import Mode, find_direction
+from scaleflow.runs.run import Run
+from scaleflow.runs.state import BASELINE
+
+#: The mean cost, which depends on the costs that the user gave.
+COST = "cost_at_threshold"
+
+if TYPE_CHECKING:
+    from scaleflow.features.compare.examples import PairedPredictions
+
+#: Metrics that differ whenever a run is repeated: speed, memory, the use of the machine.
+MEASURED = ("perf/", "system/")
+
+#: Splits by the beginning of the names of their metrics.
+SPLITS = {"test": "test", "val": "validation", "all": "all"}
+
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class MetricDifference:
+    """A metric of two runs.
+
+    Attributes:
+        before, now: the last values; None if a run does not have it.
+        low, high: bounds of the difference (now - before), at 95 %; None if they are not known.
+        basis: what the bounds come from, or why they are not known.
+        mode: whether larger or smaller values are better; None if that is not known.
+    """
+
+    name: str
+    before: float | None
+    now: float | None
+    low: float | None = None
+    high: float | None = None
+    basis: str = NOT_KNOWN
+    mode: Mode | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """The second value minus the first."""
+        return None if self.before is None or self.now is None else self.now - self.before
+
+    @property
+    def is_real(self) -> bool | None:
+        """Whether the difference is more than noise; None if that is not known."""
+        if self.difference == 0:
+            return False
+        return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
+
+    @property
+    def is_better(self) -> bool | None:
+        """Whether the second value is the better one; None if they are equal, or if the direction is not known."""
+        if not self.difference or self.mode is None:
+            return None
+        return (self.difference > 0) == (self.mode == "max")
+
+
+def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> list[MetricDifference]:
+    """Returns the metrics that one of the runs has, those of the test first.
+
+    With the same data, the examples of both have the same numbers, also if the models read other columns.
+    """
+    from scaleflow.features.compare.examples import PairedPredictions  # imports numpy and pyarrow
+
+    before, now = first.metrics, second.metrics
+    names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith((BASELINE, "system/"))]
+    order = ("test/", "val/", "train/")
+    names.sort(key=lambda name: next((n for n, start in enumerate(order) if name.startswith(start)), len(order)))
+    pairs = PairedPredictions(first, second, has_same_data)
+    found = []
+    for name in names:
+        modes = {find_direction(name, first.modes), find_direction(name, second.modes)}
+        mode = modes.pop() if len(modes) == 1 else None
+        each = MetricDifference(name, before.get(name), now.get(name), mode=mode)
+        if COST in name and each.difference is not None and first.costs != second.costs:
+            each = replace(each, mode=None, basis=f"{NOT_KNOWN}: the runs count with other costs")
+        elif each.difference:
+            repeats = measure_repeats(first, second, name)
+            low, high, basis = repeats or measure_examples(pairs, name, (before[name], now[name]))
+            each = replace(each, low=low, high=high, basis=basis)
+        found.append(each if each.difference != 0 else replace(each, basis="equal"))
+    return found
+
+
+def measure_examples(
+    pairs: PairedPredictions, name: str, values: tuple[float, float]
+) -> tuple[float | None, float | None, str]:
+    """Returns the bounds of a difference on the same examples, and their basis, or why there are none."""
+    from scaleflow.features.compare.examples import compare_examples
+
+    split, _, metric = name.partition("/")
+    if split not in SPLITS or pairs.reason:
+        return None, None, f"{NOT_KNOWN}: {pairs.reason}" if split in SPLITS else NOT_KNOWN
+    if SPLITS[split] != pairs.split:
+        return None, None, f"{NOT_KNOWN}: the runs kept predictions for {pairs.split}"
+    parts = pairs.find(metric, values)
+    if parts is None:
+        return None, None, f"{NOT_KNOWN}: kept predictions do not give this metric"
+    low, high = compare_examples(*parts, pairs.units)
+    over = f" in {pairs.units.describe()}" if pairs.units else ""
+    if math.isnan(low):
+        return None, None, f"{NOT_KNOWN}: all examples are{over}"
+    return low, high, f"{pairs.count:,} {pairs.split} examples{over}, paired".replace(" all ", " ")
+
+
+def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, str] | None:
+    """Returns the bounds of the difference of means over the repeats of both configs, and what they are based on.
+
+    The deviation is pooled over both groups, so one of them may have a single run. None if there are no repeats, or if
+    they all have the same value: those with one seed repeat the same numbers.
+    """
+    groups = [
+        [values[name] for values in run.repeats if name in values] or [run.metrics[name]] for run in (first, second)
+    ]
+    freedom = sum(len(group) - 1 for group in groups)
+    squares = sum(sum((value - statistics.fmean(group)) ** 2 for value in group) for group in groups)
+    if freedom < 1 or not 0 < squares < math.inf:
+        return None
+    from scipy import stats
+
+    difference = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
+    spread = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squares / freedom * sum(1 / len(group) for group in groups))
+    counts = " and ".join(str(len(group)) for group in groups)
+    return (
+        difference - spread,
+        difference + spread,
+        f"{counts} repeats, means {statistics.fmean(groups[0]):.4g} and {statistics.fmean(groups[1]):.4g}",
+    )
+
+
+#: Values count as equal if they differ by no more than this, relative to the larger one (at least 1).
+TOLERANCE = 1e-6
+
+EQUAL_BITS, EQUAL_VALUES = "equal bits", "equal to 1e-6"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Whether a run gave the results of another one.
+
+    Attributes:
+        text: `equal bits`, `equal to 1e-6`, or the first step that differs.
+        is_equal: whether it is one of the first two.
+        step: the first step at which a metric differs by more; None if none does.
+        points, metrics: how many points of how many metrics were compared.
+        weights: `equal`, `differ` or `not known`.
+    """
+
+    text: str
+    is_equal: bool
+    step: int | None
+    points: int
+    metrics: int
+    weights: str
+
+
+def judge_runs(first: Run, second: Run) -> Reproduction:
+    """Compares the points that both runs have.
+
+    Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
+    and the other has none of it, they differ, except of a baseline: the constant one is left out if the targets cannot
+    be read in time, and the fitted ones if the run is told to stop. Finished runs of different lengths differ.
+    """
+    curves = [{key: dict(each.points[key]) for key in each.points if not key.startswith(MEASURED)} for each in
+              (first, second)]  # fmt: skip
+    weights = "not known"
+    if first.weights and second.weights:
+        weights = "equal" if first.weights == second.weights else "differ"
+    points, is_same, different = 0, True, []
+    for name in sorted({*curves[0], *curves[1]}):
+        before, now = (curve.get(name, {}) for curve in curves)
+        if not before or not now:
+            if name.startswith(BASELINE):
+                continue
+            step, _ = next(iter((before or now).items()))
+            different.append((step, f"{name} is only in the {'first' if before else 'second'} run"))
+        for step in before.keys() & now.keys():
+            points += 1
+            is_same = is_same and is_same_number(before[step], now[step], 0.0)
+            if not is_same_number(before[step], now[step], TOLERANCE):
+                different.append((step, f"{name} was {before[step]:.9g} and is {now[step]:.9g}"))
+    ends = [max((step for curve in each.values() for step in curve), default=0) for each in curves]
+    if ends[0] != ends[1] and first.status == second.status == "FINISHED":
+        different.append((min(ends) + 1, f"the first run has {ends[0]} steps, the second {ends[1]}"))
+    first_step, what = min(different, default=(None, ""))
+    text, is_equal = EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, not different
+    if different:
+        text = f"differs from step {first_step} on: {what}"
+    elif not points and weights != "equal":
+        text, is_equal = "not known: the runs have no metrics in common", False
+    metrics = len(curves[0].keys() & curves[1].keys())
+    return Reproduction(text, is_equal, first_step, points=points, metrics=metrics, weights=weights)
+
+
+def is_same_number(before: float, now: float, tolerance: float) -> bool:
+    both_nan = math.isnan(before) and math.isnan(now)
+    return both_nan or before == now or abs(before - now) <= tolerance * max(1.0, abs(before), abs(now))
+
+
+def describe_verdict(verdict: Reproduction) -> str:
+    """Returns the verdict and what it covers, in a line."""
+    covers = f"{verdict.points:,} points of {verdict.metrics} metrics compared"
+    return f"{verdict.text} ({covers}; weights: {verdict.weights})"

@@ -1,0 +1,1 @@
+"""More formats of a trained model."""

@@ -1,0 +1,17 @@
+from scaleflow.interfaces.features import Command, Feature
+
+FEATURE = Feature(
+    name="formats",
+    about="more formats of a trained model",
+    commands=(
+        Command(
+            name="convert",
+            about="export it in more formats: RUN_ID export.formats=[onnx]",
+            module="scaleflow.features.formats.convert",
+            group="tracked models",
+        ),
+    ),
+    public_names={
+        "convert_model": "scaleflow.features.formats.convert",
+    },
+)

@@ -1,0 +1,1 @@
+"""A new project, its schema, and the disk space of old runs."""

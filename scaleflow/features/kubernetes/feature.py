@@ -1,0 +1,8 @@
+from scaleflow.interfaces.features import Feature
+
+FEATURE = Feature(
+    name="kubernetes",
+    about="runs on Kubernetes",
+    engines=("scaleflow.features.kubernetes.engine:ENGINE",),
+    conf="scaleflow.features.kubernetes.conf",
+)

@@ -1,0 +1,286 @@
+"""Runs the steps around a run, declared in one file: check, search, train, evaluate, promote, and functions of yours.
+
+    scaleflow pipeline churn --config-dir conf             # the file conf/pipeline/churn.yaml
+    scaleflow pipeline churn --config-dir conf --dry-run   # what would run again, and why
+    scaleflow pipeline churn --config-dir conf fit.training.epochs=5 --jobs 2
+
+    overrides: ["dataset=csv", "dataset.data_dir=train.csv", "dataset.target=churned"]
+    stages:
+      look: {command: check}
+      fit:  {command: train, overrides: ["training.epochs=40"], after: look}
+      week: {command: evaluate, run: "${stages.fit.run_id}", overrides: ["dataset.data_dir=week.csv"]}
+      go:   {command: promote, run: "${stages.fit.run_id}", model: churn, when: "${stages.week.metrics.accuracy} > 0.9"}
+
+A word STAGE.KEY=VALUE adds an override to a stage. A stage whose settings, code, data, packages and inputs are the same
+as before is not run again: its recorded result is used. After a failure, Ctrl-C or a kill, the same command goes on.
+
+Exit code: 0 all stages have finished; 1 one has failed, or a check has findings; 2 the pipeline cannot work; 130 or 143
+interrupted.
+"""
+
+import argparse
+import ast
+import contextlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaleflow.commands.frame import CommandParser, make_main
+from scaleflow.config.compose import Folders, list_own_folders, to_folders
+from scaleflow.config.typed_folder import in_typed_folder
+from scaleflow.config.unknown_keys import suggest
+from scaleflow.config.words import split_overrides
+from scaleflow.dataset.launch_check import check_source_files
+from scaleflow.errors import ConfigError
+from scaleflow.features.pipelines.decisions import (
+    REUSE,
+    RUN,
+    SKIP,
+    UNKNOWN,
+    Decider,
+    StageComposer,
+    StageDecision,
+    expand_sweep,
+    is_open,
+    is_swept,
+    read_tracking,
+    refuse_own_keys,
+)
+from scaleflow.features.pipelines.definition import DeclaredPipeline, Stage, load_pipeline, name_line
+from scaleflow.features.pipelines.ledger import PIPELINES, PipelineLedger, StoredRuns
+from scaleflow.features.pipelines.runner import PipelineRunner
+from scaleflow.interfaces import Target, Tracking
+from scaleflow.launcher.command_exit import Outcome, raise_interruption
+from scaleflow.launcher.display import Display, display_for, hidden_display
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.runs.code_digest import find_folders, find_source
+from scaleflow.runs.run import locate_run
+from scaleflow.tracking.store import import_client
+from scaleflow.tracking.uri import check_model_name, resolve_store
+
+#: Values of outputs that have a known form.
+STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": True, "version": "1"}
+
+#: Commands that may write the data of stages after them.
+WRITERS = ("python", "predict")
+
+
+def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Path) -> Tracking:
+    """Checks the configs, the functions and the options of all stages; returns the options of the store: those of the
+    first training or sweep, else of the first check.
+
+    Raises ConfigError, which says where the stage is written, for the first that cannot work.
+    """
+    tracked: dict[str, list[str]] = {}
+    best: dict[str, list[str]] = {}
+
+    def stand_in(name: str, path: Sequence[str]) -> Any:
+        if path[0] == "best" and path[1:2] == ["overrides"]:
+            return best.get(name, [])
+        known = {**STAND_INS, "folder": str(folder / name / "1")}
+        return UNKNOWN if path[0] == "result" else known.get(path[-1], UNKNOWN)
+
+    for stage in pipeline.stages.values():
+        values = pipeline.resolve(stage, stand_in)
+        with name_line(stage.line):
+            words = [f"{UNKNOWN}={UNKNOWN}" if word == UNKNOWN else word for word in values.get("overrides", [])]
+            refuse_own_keys([word for word in words if UNKNOWN not in word])
+            if stage.command.name == "sweep":
+                first = next(expand_sweep(words))
+                best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
+            check_stage(pipeline, stage, composer, values={**values, "overrides": words})
+            if stage.command.composes:
+                tracked.setdefault("run" if stage.command.has_own_run else "check", words)
+    chosen = tracked.get("run") or tracked.get("check")
+    return Tracking() if chosen is None else read_tracking(chosen, pipeline.config_dirs)
+
+
+def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageComposer, values: Mapping[str, Any]) -> None:
+    command, words = stage.command, values["overrides"]
+    if command.composes:
+        if is_open(words, composer.config_dirs):
+            return
+        made = composer.compose(stage, words)
+        if made.source and UNKNOWN not in str(made.source) and not find_writers(pipeline, stage):
+            check_source_files(Target("dataset", **made.source))
+        return
+    if command.name == "python":
+        check_function(str(values["target"]), values.get("arguments") or {}, pipeline.config_dirs)
+        return
+    if UNKNOWN not in str(values["run"]):
+        locate_run(str(values["run"]), Tracking())
+    if command.name == "promote":
+        check_model_name("model: ", str(values["model"]))
+
+
+def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:
+    """Returns the stages before one that may write its data."""
+    before = {name for name in pipeline.stages if stage.name in pipeline.find_dependents(name)}
+    return {name for name in before if pipeline.stages[name].command.name in WRITERS}
+
+
+def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ()) -> None:
+    """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
+    if not isinstance(arguments, Mapping) and arguments != UNKNOWN:
+        raise ConfigError(f"arguments: {arguments}: expected {{NAME: VALUE}}")
+    module, _, name = target.rpartition(".")
+    if not module:
+        raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
+    found = find_source(module, list_own_folders(config_dirs))
+    if found is None:
+        if not find_folders(module.partition(".")[0]):
+            raise ConfigError(
+                f"target: {target}: there is no module {module} in the current folder, in one of "
+                "--config-dir, or installed"
+            )
+        return
+    try:
+        tree = ast.parse(found[0].read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
+            return
+        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
+    if isinstance(arguments, Mapping):
+        check_parameters(target, functions[name].args, arguments)
+
+
+def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a function does not take the arguments, or needs others."""
+    if taken.kwarg is None:
+        names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+        for each in arguments:
+            if each not in names:
+                raise ConfigError(
+                    f"arguments: {each}: {target} has no such parameter{suggest(each, names)} ({', '.join(names)})"
+                )
+    optional = len(taken.defaults)
+    needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
+    needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
+    if missing := [each for each in needed if each not in arguments]:
+        raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What came of a pipeline.
+
+    Attributes:
+        status: FINISHED, FAILED or KILLED.
+        folder: the pipeline's folder.
+        stages: by name: `status`, `reason`, and the outputs of those that have finished.
+    """
+
+    status: str
+    folder: Path
+    stages: Mapping[str, Mapping[str, Any]]
+
+
+@make_main
+def main(words: list[str]) -> Outcome:
+    parser = CommandParser("pipeline", __doc__)
+    parser.add_argument("name", metavar="NAME", help="the file pipeline/NAME.yaml in a folder of --config-dir")
+    parser.add_overrides("STAGE.KEY=VALUE adds an override to a stage; KEY=VALUE sets a key of yours in the file")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help=f"what it does is kept there (default: {PIPELINES}/NAME)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many stages run at a time (default: 1)")
+    parser.add_argument("--dry-run", action="store_true", help="say which stages would run and why, and run nothing")
+    parser.add_repeated("--force", "STAGE", "run it again")
+    parser.add_repeated("--from", "STAGE", "run it and all that depends on it again", dest="begin")
+    parser.add_repeated("--only", "STAGE", "run no other stage")
+    typed = parser.parse_intermixed_args(split_overrides(words))
+    pipeline = load_pipeline(typed.name, typed.config_dir, typed.overrides)
+    with display_for() as display, catch_stop_signals() as stop:
+        return run_stages(pipeline, typed, display=display, stop=stop)
+
+
+def run_stages(
+    pipeline: DeclaredPipeline, options: argparse.Namespace, *, display: Display, stop: StopRequest
+) -> Outcome:
+    """Runs a pipeline with the flags of the command. Raises ConfigError if it cannot work."""
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: expected at least 1")
+    forced = pipeline.select(options.force, "--force")
+    for name in pipeline.select(options.begin, "--from"):
+        forced += [name, *pipeline.find_dependents(name)]
+    only = pipeline.select(options.only, "--only")
+    folder = options.folder or Path(PIPELINES, pipeline.name)
+    threading.Thread(target=import_client, daemon=True).start()
+    ledger = PipelineLedger(folder)
+    composer = StageComposer(pipeline.config_dirs, ledger.composed)
+    tracking = check_stages(pipeline, composer, folder)
+    if tracking.name != "none":
+        tracking = resolve_store(tracking)
+        composer.store = tracking.uri
+    with ledger.lock(may_create=not options.dry_run):
+        ledger = PipelineLedger(folder)  # another command may have written it
+        decider = Decider(pipeline, ledger, composer, stored=StoredRuns(tracking), forced=forced, only=only)
+        if options.dry_run:
+            decisions = show_decisions(decider)
+            return Outcome(read=lambda: decisions)
+        runner = PipelineRunner(decider, tracking, display, stop=stop, count=options.jobs)
+        code = runner.run()
+        ledger.composed = composer.used
+        ledger.save()
+        answer = {**runner.describe(), "error": runner.find_error()}
+        display.print_summary(runner.list_rows())
+        return Outcome(code, lambda: answer)
+
+
+def show_decisions(decider: Decider) -> Mapping[str, Any]:
+    """Prints a line for each stage: `NAME  reuse`, or `NAME  run  WHY`."""
+    decisions: dict[str, StageDecision] = {}
+    for name, stage in decider.pipeline.stages.items():
+        before = [each for each in decider.pipeline.needs[name] if decisions[each].action != REUSE]
+        if not before:
+            decisions[name] = decider.decide(stage)
+        elif all(decisions[each].action == SKIP for each in before):
+            decisions[name] = StageDecision(SKIP, f"{before[0]} is skipped")
+        else:
+            decisions[name] = StageDecision(RUN, f"{before[0]} runs")
+    width = max(map(len, decisions))
+    for name, each in decisions.items():
+        print(f"{name:<{width}}  {each.action}{f'  {each.why}' if each.why else ''}")
+    decider.ledger.composed = decider.composer.used
+    with contextlib.suppress(OSError):
+        decider.ledger.save()
+    return {"stages": {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}}
+
+
+@in_typed_folder
+def run_pipeline(
+    name: str,
+    *words: str,
+    config_dir: Folders = (),
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    force: Sequence[str] = (),
+) -> PipelineResult:
+    """Runs a pipeline, as `scaleflow pipeline` does, and returns when all stages are over.
+
+    Args:
+        name: of its file, without `.yaml`.
+        words: such as "fit.training.epochs=5".
+        config_dir: one or more folders with your own config options, as `--config-dir`.
+        folder: what it does is kept there; None: `pipelines/NAME`.
+        jobs: how many stages run at a time.
+        force: the stages that run again, whatever they are made of.
+
+    Raises:
+        ConfigError: if the pipeline cannot work.
+        KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the stages have ended.
+    """
+    pipeline = load_pipeline(name, to_folders(config_dir), words)
+    path = None if folder is None else Path(folder)
+    options = argparse.Namespace(folder=path, jobs=jobs, force=force, begin=(), only=(), dry_run=False)
+    with hidden_display() as display, catch_stop_signals() as stop:
+        answer = run_stages(pipeline, options, display=display, stop=stop).read()
+    if stop.is_set():
+        raise_interruption(stop.exit_code, f"the pipeline was stopped; its folder is {answer['folder']}")
+    return PipelineResult(answer["status"], Path(answer["folder"]), answer["stages"])

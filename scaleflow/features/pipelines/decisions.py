@@ -1,0 +1,419 @@
+"""Composes the configs of stages, and decides which of them run again, and why.
+
+A stage about a tracked run has the config of that run, with its overrides. What was composed is kept, so that it is
+done once. A stage is the same as before by its settings, its code, the content of its data, and packages. Modification
+times, comments and formatting do not count; neither do options that decide only how it is recorded.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf
+
+from scaleflow.cluster.engines import find_engine
+from scaleflow.config.compose import (
+    CommandWords,
+    ComposedConfig,
+    check_job,
+    compose_config,
+    list_options,
+    list_own_folders,
+    override_key,
+)
+from scaleflow.config.parse import flatten_config, is_under, parse_section
+from scaleflow.config.policies import CHECK, STAGE, TRAIN
+from scaleflow.config.trust import list_own_modules, list_targets
+from scaleflow.errors import ConfigError
+from scaleflow.features.pipelines.definition import CONF_FOLDER, DeclaredPipeline, Stage
+from scaleflow.features.pipelines.ledger import PipelineLedger, StageKey, StageRecord, StoredRuns
+from scaleflow.features.pipelines.references import select_output
+from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.prepare import make_plan
+from scaleflow.runs import RunFolder
+from scaleflow.runs.code_digest import find_code
+from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
+from scaleflow.runs.identity import compare, record_parts
+from scaleflow.runs.provenance.machine import list_packages
+from scaleflow.runs.reuse import find_store_options
+from scaleflow.runs.run import Run
+
+#: Sections and keys that do not change what a stage gives.
+IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
+KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
+
+#: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
+MOST_COMPOSED = 12
+
+#: An output that does not exist yet. An override with it is checked when it is known.
+UNKNOWN = "value-not-known-yet"
+
+#: Overrides that a pipeline sets.
+SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What the configs of a stage come to."""
+
+    settings: Mapping[str, str]  # all values that count, as text, by their dotted keys
+    configs: Sequence[Mapping[str, Any]]  # the parts of its configs that name code and data
+    #: `path` and `arguments` of its first dataset; {} of a stage about a run
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StageComposer:
+    """Composes the configs of the stages of one command.
+
+    Args:
+        config_dirs: the folders with the user's options.
+        kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
+            uses are added to `used`.
+
+    Attributes:
+        config_dirs: the folders with the user's options.
+        store: the address of the pipeline's store, in which runs are looked up; None until it is known.
+    """
+
+    def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
+        self.store: str | None = None
+        self.config_dirs, self._kept = config_dirs, kept
+        self._options = digest_options(config_dirs)
+        self.used: dict[str, Any] = {}
+
+    def compose(self, stage: Stage, words: Sequence[str], run: str = "", folder: Path | None = None) -> Composition:
+        """Composes and checks the configs of a stage.
+
+        Args:
+            run: the run that it is about; empty: it composes a config.
+            folder: the folder of that run; None: it is looked up in the store.
+
+        Raises ConfigError if the config cannot work.
+        """
+        variables = [*os.environ.items()] if "oc.env" in f"{self._options}{words}" else []
+        made_of = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
+        digest = hashlib.sha256(made_of.encode()).hexdigest()[:32]
+        made = self.used.get(digest) or self._kept.get(digest)
+        if made is None:
+            made = vars(self._compose_run(words, run, folder) if run else self._compose_new(stage, words))
+        self.used[digest] = made
+        return Composition(**made)
+
+    def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
+        settings: dict[str, str] = {}
+        configs: list[Mapping[str, Any]] = []
+        source: dict[str, Any] = {}
+        for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
+            composed = compose_known(each, self.config_dirs)
+            config = composed.resolved
+            plan = check_stage_rules(stage, composed)
+            target = plan.dataset.target
+            if not find_engine(plan.cluster).is_remote:  # the files are on this machine
+                source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
+            settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
+            configs.append(select_inputs(config))
+        swept = [word for word in words if is_swept(word)] if stage.command.name == "sweep" else []
+        settings |= {f"values of {word.partition('=')[0]}": word.partition("=")[2] for word in swept}
+        return Composition(settings, configs, source)
+
+    def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
+        if folder is not None and RunFolder(folder).config.is_file():
+            found = Run(folder)
+        else:
+            options = find_store_options(CommandWords(words))
+            found = Run.find(run, options if options.uri else replace(options, uri=self.store))
+        trusted = list_own_modules(found.config)
+        given = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
+        config = found.reuse_config(given, STAGE).resolved
+        settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
+        return Composition(settings, [select_inputs(config)])
+
+
+def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
+    """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
+    if (resume := composed.resolved.get("resume")) is not None:
+        raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
+    plan = make_plan(composed, CHECK if stage.command.name == "check" else TRAIN)
+    if stage.command.name == "sweep":
+        check_job(composed.config)
+    return plan
+
+
+def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedConfig:
+    """Composes a config from the words that are known. A key without a default has the stand-in for its value."""
+    composed = compose_config([word for word in words if UNKNOWN not in word], config_dirs)
+    missing = OmegaConf.missing_keys(composed.config)
+    open_keys = [override_key(word) for word in words if UNKNOWN in word]
+    return composed.set({key: UNKNOWN for key in open_keys if key in missing})
+
+
+def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
+    """Whether it is not known yet which options, and so which keys, a config has."""
+    keys = [override_key(word) for word in words if UNKNOWN in word]
+    return UNKNOWN in keys or any("." not in key and key in list_options(config_dirs) for key in keys)
+
+
+def refuse_own_keys(words: Sequence[str]) -> None:
+    """Raises ConfigError for an override that the pipeline sets itself."""
+    for override in CommandWords(words).parsed:
+        if str(override.key_or_group) in SET_HERE:
+            raise ConfigError(
+                f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out"
+            )
+
+
+def is_swept(word: str) -> bool:
+    return bool(CommandWords([word]).parsed[0].is_sweep_override())
+
+
+def list_swept_values(override: Override) -> list[str]:
+    """Returns the values of a swept key, as words; of a range or an interval the first one."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep | IntervalSweep):
+        return [str(sweep.start)]
+    values = [str(each) for each in override.sweep_string_iterator()]
+    return values if override.is_choice_sweep() else values[:1]
+
+
+def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
+    overrides = CommandWords(words).parsed
+    values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
+
+    def replace(chosen: Mapping[int, str]) -> list[str]:
+        return [f"{overrides[n].key_or_group}={chosen[n]}" if n in chosen else word for n, word in enumerate(words)]
+
+    first = {n: each[0] for n, each in values.items()}
+    yield replace(first)
+    others = [{**first, n: value} for n, each in values.items() for value in each[1:]]
+    yield from map(replace, others[: MOST_COMPOSED - 1])
+
+
+def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values that can change what a stage gives, as text with secrets masked."""
+    return {
+        key: json.dumps(mask_secrets(value), default=str)
+        for key, value in flatten_config(config).items()
+        if key in KEPT_OF_TRACKING or not is_under(key, ("tracking", *IGNORED))
+    }
+
+
+def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a config by which its code and its data files are found."""
+    targets = [{"_target_": path} for _, path in list_targets(config)]
+    weights = (config.get("model") or {}).get("init_from")
+    return {"targets": targets, "dataset": mask_secrets(config.get("dataset") or {}), "weights": weights}
+
+
+def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
+    """Returns the options of the store in which a stage with these overrides is recorded, secrets included."""
+    plain = [word for word in words if not is_swept(word)]
+    if is_open(plain, config_dirs):
+        plain = [word for word in plain if override_key(word).startswith(("tracking", "experiment"))]
+    return parse_section(Tracking, compose_known(plain, config_dirs).resolved["tracking"], "tracking")
+
+
+def digest_options(config_dirs: Sequence[str]) -> str:
+    """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
+    digest, reads_environment = hashlib.sha256(), False
+    for folder in (CONF_FOLDER, *map(Path, config_dirs)):
+        for path in sorted(folder.rglob("*.yaml")):
+            content = path.read_bytes()
+            reads_environment = reads_environment or b"oc.env" in content
+            digest.update(f"{path.relative_to(folder)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:32] + (" oc.env" if reads_environment else "")
+
+
+#: The packages whose versions count for every stage but those of Python, besides what the user's code imports.
+PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
+
+#: Options of stages that are files or folders of data.
+DATA_FLAGS = ("input",)
+
+#: The parts of a key, and those of a record, in the order in which they are compared.
+CATEGORIES, PARTS = ("settings", "data", "code", "packages"), ("settings", "files", "code", "packages")
+
+
+def make_key(
+    stage: Stage, values: Mapping[str, Any], composition: Composition | None, config_dirs: Sequence[str]
+) -> StageKey:
+    """Returns what a stage is made of now.
+
+    Args:
+        stage: the stage.
+        values: its keys, resolved; the outputs of other stages are in them.
+        composition: of its configs; None of a function.
+        config_dirs: the folders with the user's options, in which modules are looked for, too.
+    """
+    search = list_own_folders(config_dirs)
+    own = {key: repr(value) for key, value in values.items() if key != "overrides"}
+    configs: Any = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
+    code: dict[str, str] = {}
+    names: set[str] = set()
+    data: list[str] = []
+    for config in configs:
+        for name, file in find_code(config, search).items():
+            code[name] = file.digest
+            names |= {each.partition(".")[0] for each in file.imports}
+        data += find_data_files(config.get("dataset") or {})
+        if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
+            data.append(weights)
+    for flag in DATA_FLAGS:
+        if flag in values:
+            data += list_data_files(str(values[flag]))
+    settings = {"command": stage.command.name, **own, **(composition.settings if composition else {})}
+    own_modules = {name.partition("/")[0].removesuffix(".py") for name in code}
+    wanted = {*(PACKAGES if composition else ()), *find_packages(names - own_modules)}
+    packages = {name: each.identity for name, each in read_packages().items() if name.lower() in wanted}
+    parts = (settings, group_by_folder(digest_files(data)), code, packages)
+    return dict(zip(CATEGORIES, parts, strict=True))
+
+
+#: The installed packages by name, and the names of those that have a module, read once.
+read_packages, list_distributions = cache(list_packages), cache(packages_distributions)
+
+
+def find_packages(modules: Iterable[str]) -> set[str]:
+    """Returns the names of the installed packages that have these top-level modules, in lower case."""
+    others = {each for each in modules if each not in sys.stdlib_module_names and each != "scaleflow"}
+    known = {name.lower() for name in read_packages()}
+    found = {each.lower() for each in others if each.lower() in known}
+    if unknown := {each for each in others if each.lower() not in known}:
+        found |= {name.lower() for each in unknown for name in list_distributions().get(each, ())}
+    return found
+
+
+def explain_change(before: StageKey, now: StageKey) -> str:
+    """Says what differs first between two keys; empty if nothing does."""
+    old, new = (
+        record_parts(*(key.get(part, {}) for part in ("code", "data", "settings", "packages"))) for key in (before, now)
+    )
+    return next(map(str, compare(old, new, PARTS)), "")
+
+
+#: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.
+REUSE, RUN, SKIP, LEAVE = "reuse", "run", "skip", "leave"
+
+
+@dataclass(frozen=True)
+class StageDecision:
+    """What becomes of a stage."""
+
+    action: str = ""  # `reuse`, `run`, `skip` or `leave`; empty: not yet decided
+    why: str = ""  # the reason; empty if it is reused
+    key: StageKey | None = None  # what it is made of; None if that is not known yet
+    values: Mapping[str, Any] = field(default_factory=dict)  # its keys, resolved
+    continues: bool = False  # whether it goes on where an earlier command was interrupted
+
+
+@dataclass
+class StageProgress:
+    """What has become of a stage in a command."""
+
+    stage: Stage
+    record: StageRecord  # its last execution; an empty one if there is none
+    decision: StageDecision = StageDecision()  # about it
+    #: RUNNING, FINISHED, FAILED, KILLED, `reused`, `skipped`, `left out` or `not run`; empty: not yet decided
+    state: str = ""
+    reason: str = ""  # why it did not finish
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in ("", "RUNNING")
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the stages that need it can run."""
+        return self.state in ("FINISHED", "reused")
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Its outputs; {} if it has not finished."""
+        return self.record.outputs if self.is_good else {}
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Decides about the stages of one command."""
+
+    pipeline: DeclaredPipeline
+    ledger: PipelineLedger
+    composer: StageComposer
+    stored: StoredRuns  # tells whether the run of a finished stage still exists, and what an alias names now
+    forced: Collection[str] = ()  # the stages that run again, whatever they are made of
+    only: Collection[str] = ()  # the stages that may run; empty: all
+
+    def decide(self, stage: Stage) -> StageDecision:
+        """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
+        if not self.pipeline.holds(stage, self._read):
+            return StageDecision(SKIP, "its condition is false")
+        values = self.pipeline.resolve(stage, self._read)
+        key = self._make_key(stage, values)
+        record = self.ledger.records.get(stage.name)
+        why = self._find_reason(stage, record, key)
+        if not why:
+            return StageDecision(REUSE, "", key, values=values)
+        if not self.is_wanted(stage.name):
+            return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values=values)
+        is_begun = record is not None and record.status != "FINISHED" and record.key == key
+        continues = is_begun and not self._is_forced(stage, record)
+        return StageDecision(RUN, why, key, values=values, continues=continues)
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a stage may run: without `--only`, or if that names it."""
+        return not self.only or name in self.only
+
+    def _find_reason(self, stage: Stage, record: StageRecord | None, key: StageKey) -> str:
+        """Returns why a stage runs; empty if its recorded result is used."""
+        if record is None:
+            return "has not run"
+        if self._is_forced(stage, record):
+            return "is forced"
+        if change := explain_change(record.key, key):
+            return change
+        if record.status != "FINISHED":
+            return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")
+        return self.stored.find_loss(record)
+
+    def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
+        """A forced stage that an interrupted command has begun is not forced twice."""
+        is_done = record is not None and record.is_forced and record.execution == self.ledger.execution
+        return stage.name in self.forced and not (is_done and self.ledger.status != "FINISHED")
+
+    def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> StageKey:
+        composition = None
+        if stage.command.composes:
+            composition = self.composer.compose(stage, values["overrides"])
+        elif stage.command.takes_run:
+            run = self.stored.fix_aliases(str(values["run"]))
+            words, folder = values.get("overrides", []), self.find_folder_of_run(run)
+            composition = self.composer.compose(stage, words, run, folder=folder)
+        key = make_key(stage, values, composition, config_dirs=self.pipeline.config_dirs)
+        settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}
+        return {**key, "settings": settings}
+
+    def find_folder_of_run(self, run: str) -> Path | None:
+        """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
+        for record in self.ledger.records.values():
+            for outputs in (record.outputs, record.outputs.get("best") or {}):
+                if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):
+                    folder = Path(outputs["folder"])
+                    if RunFolder(folder).config.is_file() and RunFolder(folder).events.is_file():
+                        return folder
+        return None
+
+    def _read(self, name: str, path: Sequence[str]) -> Any:
+        return select_output(self.ledger.records[name].outputs, name, path)

@@ -1,0 +1,401 @@
+"""Reads a pipeline: `pipeline/NAME.yaml` in a folder of options, as Hydra composes it."""
+
+import contextlib
+import graphlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scaleflow.config.compose import (
+    CommandWords,
+    explain_error,
+    list_options,
+    open_hydra,
+    shorten_error,
+)
+from scaleflow.config.unknown_keys import suggest
+from scaleflow.config.words import make_override, parse_typed_value
+from scaleflow.errors import ConfigError
+from scaleflow.features.pipelines.references import (
+    ReadOutput,
+    StageCondition,
+    flatten_list,
+    resolve_values,
+    rewrite_references,
+    split_reference,
+)
+from scaleflow.features.pipelines.stage_commands import COMMON, STAGE_COMMANDS, StageCommand
+
+GROUP = "pipeline"
+
+#: The folder of scaleflow's own options.
+CONF_FOLDER = Path(__file__).parents[2] / "conf"
+
+#: A name of a stage, and of one of those that `foreach` makes.
+STAGE_NAME, MEMBER_NAME = re.compile(r"[A-Za-z][\w-]*"), re.compile(r"[\w-]+")
+
+#: Keys of the file that are not the user's.
+OWN_KEYS = ("overrides", "stages")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline."""
+
+    name: str  # such as `fit`, or `adapt.berlin` of a stage with `foreach`
+    command: StageCommand
+    values: Mapping[str, Any]  # its keys besides the common ones, with interpolations
+    variables: Mapping[str, Any]  # those of `foreach`
+    after: tuple[str, ...]  # the stages that come before it, though it does not refer to them
+    condition: StageCondition | None  # whether it runs; None: always
+    line: str  # where it is written, for messages
+
+
+@dataclass(frozen=True)
+class DeclaredPipeline:
+    """A pipeline."""
+
+    name: str
+    config_dirs: tuple[str, ...]  # absolute paths of the folders with the user's options
+    text: str  # the composed file, as YAML
+    overrides: Sequence[Any]  # of all stages that compose a config, with interpolations
+    values: Mapping[str, Any]  # the user's own keys, with interpolations
+    stages: Mapping[str, Stage]  # by name, in an order in which they can run
+    needs: Mapping[str, frozenset[str]]  # by stage, those that have to be over before it begins
+
+    def resolve(self, stage: Stage, read: ReadOutput) -> dict[str, Any]:
+        """Returns a stage's keys without interpolations; `overrides` has the pipeline's own first, and no lists inside.
+
+        Raises ConfigError, which says where the stage is written, if a reference cannot be resolved.
+        """
+        values = dict(stage.values)
+        if stage.command.composes:
+            values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
+        with name_line(stage.line):
+            resolved = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read=read)
+            if "overrides" in resolved:
+                words = zip(values["overrides"], resolved["overrides"], strict=True)
+                resolved["overrides"] = check_override_words(flatten_list([quote_result(*each) for each in words]))
+        return resolved
+
+    def holds(self, stage: Stage, read: ReadOutput) -> bool:
+        """Whether a stage's condition is true. Raises ConfigError if it cannot be told."""
+        if stage.condition is None:
+            return True
+        with name_line(stage.line):
+            return stage.condition.holds(self.resolve_condition(stage, read))
+
+    def resolve_condition(self, stage: Stage, read: ReadOutput) -> list[Any]:
+        """Returns the values that a stage's condition compares. Raises ConfigError if one cannot be resolved."""
+        values = {"when": stage.condition.interpolations if stage.condition else []}
+        root = {**self.values, **stage.variables}
+        resolved: list[Any] = resolve_values(values, root, self.split_reference, read=read)["when"]
+        return resolved
+
+    def split_reference(self, path: str) -> tuple[str, list[str]]:
+        """Returns the stage and the output that a reference names. Raises ConfigError if there is none."""
+        commands = {name: stage.command.name for name, stage in self.stages.items()}
+        return split_reference(path, commands, group_members(self.stages))
+
+    def select(self, names: Sequence[str], flag: str) -> list[str]:
+        """Returns the stages that a flag names; that of a stage with `foreach` stands for all that it makes."""
+        members = group_members(self.stages)
+        unknown = [name for name in names if name not in self.stages and name not in members]
+        if unknown:
+            hint = suggest(unknown[0], [*self.stages, *members])
+            raise ConfigError(f"{flag} {unknown[0]}: there is no such stage{hint} ({', '.join(self.stages)})")
+        return [each for name in names for each in ([name] if name in self.stages else members[name])]
+
+    def find_dependents(self, name: str) -> set[str]:
+        """Returns the stages that come after one, because they refer to it, or to one that does."""
+        found = {name}
+        for each, needs in self.needs.items():  # in the order in which they run
+            if needs & found:
+                found.add(each)
+        return found - {name}
+
+
+@contextlib.contextmanager
+def name_line(line: str) -> Iterator[None]:
+    """Says in a ConfigError of the block where the stage is written."""
+    try:
+        yield
+    except ConfigError as refusal:
+        raise ConfigError(f"{line}: {refusal}") from refusal
+
+
+def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
+    """Returns the stages that each stage with `foreach` makes."""
+    members: dict[str, list[str]] = {}
+    for name, stage in stages.items():
+        if stage.variables:
+            members.setdefault(name.partition(".")[0], []).append(name)
+    return members
+
+
+def quote_result(written: Any, word: Any) -> Any:
+    """Returns a resolved override, or a list of them, with values in quotes if references made of them what Hydra
+    cannot read.
+    """
+    if isinstance(word, list):
+        return [quote_result(written, each) for each in word]
+    if not (isinstance(written, str) and isinstance(word, str)) or "${" not in written or "=" not in word:
+        return word
+    key, _, value = word.partition("=")
+    try:
+        parse_typed_value(value)
+    except HydraException:
+        return make_override(key, value)
+    return word
+
+
+def check_override_words(words: Sequence[Any]) -> list[str]:
+    """Returns the words, of those for one key the last. Hydra refuses two options of one group."""
+    for word in words:
+        if not isinstance(word, str):
+            raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
+    last = {word.partition("=")[0]: word for word in words}
+    return [word for n, word in enumerate(words) if last[word.partition("=")[0]] == word and word not in words[n + 1 :]]
+
+
+def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> DeclaredPipeline:
+    """Reads a pipeline and checks it, as far as that is possible without the configs of its stages.
+
+    Args:
+        name: of the file, without its folder and `.yaml`.
+        words: `STAGE.KEY=VALUE`, which adds an override to a stage; `KEY=VALUE` for a key of the user's in the file.
+
+    Raises ConfigError, which names the line of the file, if it cannot work.
+    """
+    config = compose_pipeline(name, config_dirs)
+    text = OmegaConf.to_yaml(config)
+    raw: Any = rewrite_references(OmegaConf.to_container(config, resolve=False))
+    lines = SourceLines(name, config_dirs)
+    values = {str(key): value for key, value in raw.items() if key not in OWN_KEYS}
+    sections = raw.get("stages")
+    if not isinstance(sections, dict) or not sections:
+        raise ConfigError(f"{lines.find()}: has no stages; write stages: {{NAME: {{command: COMMAND}}}}")
+    with name_line(lines.find("overrides")):
+        overrides = list_overrides(raw.get("overrides"))
+    stages: dict[str, Stage] = {}
+    for key, section in sections.items():
+        line = f"{lines.find('stages', str(key))}: stage {key}"
+        with name_line(line):
+            stages |= read_stages(str(key), section, values, line=line)
+    dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
+    pipeline = DeclaredPipeline(name, dirs, text, overrides=overrides, values=values, stages=stages, needs={})
+    return order_stages(apply_words(pipeline, words))
+
+
+def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
+    """Composes the file, whose content is the root."""
+    given = CommandWords(config_dirs=config_dirs).prepare()
+    files = find_pipeline_files(name, config_dirs)
+    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
+        raise ConfigError(
+            f"{name}: there is no such pipeline{suggest(name, known)} ({', '.join(known)}); it is a file "
+            f"{GROUP}/NAME.yaml in the folder of --config-dir"
+        )
+    if len(files) > 1:
+        raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
+    try:
+        with open_hydra():
+            return hydra.compose(overrides=[*given.search, f"+{GROUP}@_global_={name}"])
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(explain_error(error, given)) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
+
+
+def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
+    """Returns the files of a pipeline, of which Hydra takes the first."""
+    paths = (folder / GROUP / f"{name}.yaml" for folder in (CONF_FOLDER, *map(Path, config_dirs)))
+    return [path for path in paths if path.is_file()]
+
+
+class SourceLines:
+    """Where the keys of a pipeline's file are written."""
+
+    def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
+        self._name = f"{GROUP}/{name}.yaml"
+        files = find_pipeline_files(name, config_dirs)
+        self._tree = yaml.compose(files[0].read_text()) if files else None
+
+    def find(self, *keys: str) -> str:
+        """Returns the file, with the line of a key if it is in this file."""
+        node, line = self._tree, 0
+        for key in keys:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next((pair for pair in pairs if pair[0].value == key), None)
+            if found is None:
+                return self._name
+            line, node = found[0].start_mark.line + 1, found[1]
+        return f"{self._name}, line {line}" if line else self._name
+
+
+def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) -> dict[str, Stage]:
+    """Reads a stage, or those that its `foreach` makes. Raises ConfigError if it is wrong."""
+    if not STAGE_NAME.fullmatch(key):
+        raise ConfigError("its name must be of letters, digits, _ and -, and begin with a letter")
+    if not isinstance(section, dict) or not isinstance(section.get("command"), str):
+        raise ConfigError(f"expected {{command: COMMAND, ...}}, one of {', '.join(STAGE_COMMANDS)}")
+    command = STAGE_COMMANDS.get(section["command"])
+    if command is None:
+        hint = suggest(section["command"], STAGE_COMMANDS)
+        raise ConfigError(
+            f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})"
+        )
+    for each in section:
+        if each not in command.keys:
+            hint = suggest(str(each), command.keys)
+            raise ConfigError(f"{each}: is no key of {command.name}{hint} ({', '.join(command.keys)})")
+    for each in command.required:
+        if section.get(each) is None:
+            raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
+    own = {str(each): value for each, value in section.items() if each not in COMMON and value is not None}
+    check_stage_keys(command, own)
+    after, when = resolve_now("after", section.get("after") or [], values), section.get("when")
+    after = tuple(map(str, after if isinstance(after, list) else [after]))
+    condition = None if when is None else StageCondition(str(when))
+    if condition is not None and not condition.interpolations and not condition.holds([]):
+        raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
+    make = partial(Stage, command=command, values=own, after=after, condition=condition, line=line)
+    if section.get("foreach") is None:
+        return {key: make(key, variables={})}
+    stages = [
+        make(".".join([key, *map(str, v.values())]), variables=v) for v in list_members(section["foreach"], values)
+    ]
+    return {stage.name: stage for stage in stages}
+
+
+def check_stage_keys(command: StageCommand, values: dict[str, Any]) -> None:
+    """Checks the types and the written-out choices of a stage's own keys. Makes a list of its overrides."""
+    for key, value in values.items():
+        choices = command.flags.get(key, ())
+        text = str(value).lower() if isinstance(value, bool) else value
+        if choices and not (isinstance(text, str) and (text in choices or "${" in text)):
+            raise ConfigError(f"{key}: {value}: expected {' or '.join(choices)}")
+        if key == "overrides":
+            values[key] = list_overrides(value)
+        if key == "arguments" and not isinstance(value, dict) and "${" not in str(value):
+            raise ConfigError(f"arguments: {value}: expected {{NAME: VALUE}}")
+        if key in ("run", "target") and not isinstance(value, str):
+            raise ConfigError(f"{key}: {value}: expected a text")
+
+
+def list_overrides(value: Any) -> list[Any]:
+    """Returns overrides as a list. Raises ConfigError unless they are a list or a reference to one."""
+    if isinstance(value, str) and value.startswith("${"):
+        return [value]
+    if not isinstance(value, list | None):
+        raise ConfigError(f"overrides: {value}: expected a list of words KEY=VALUE, or a reference to one")
+    return value or []
+
+
+def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the variables of each stage that `foreach` makes: all combinations of its values."""
+    resolved = resolve_now("foreach", foreach, values)
+    if not isinstance(resolved, dict) or not resolved:
+        raise ConfigError(f"foreach: {resolved}: expected {{VARIABLE: [VALUE, ...]}}")
+    for name, each in resolved.items():
+        if not isinstance(each, list) or not each:
+            raise ConfigError(f"foreach: {name}: {each}: expected a list of values")
+        for value in each:
+            if not MEMBER_NAME.fullmatch(str(value)):
+                raise ConfigError(
+                    f"foreach: {name}: {value}: becomes a part of the stage's name; it must be of letters, "
+                    "digits, _ and -"
+                )
+        if len({str(value) for value in each}) < len(each):
+            raise ConfigError(f"foreach: {name}: {each}: names a value twice")
+    return [dict(zip(resolved, row, strict=True)) for row in itertools.product(*resolved.values())]
+
+
+def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """Resolves a key by the user's keys alone. Raises ConfigError if it refers to an output."""
+
+    def refuse(path: str) -> tuple[str, list[str]]:
+        raise ConfigError(f"{key}: ${{stages.{path}}}: the stages must be known before any of them has run")
+
+    return resolve_values({key: value}, values, refuse, read=lambda *_: None)[key]
+
+
+def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:
+    """Adds the words of the command: overrides of stages, and values of the user's keys."""
+    stages, values = dict(pipeline.stages), OmegaConf.create(dict(pipeline.values))
+    members = group_members(stages)
+    for word in words:
+        key, equals, _ = word.partition("=")
+        heads = [head for head in (*stages, *members) if key.startswith(f"{head}.")]
+        if heads and equals:
+            head = max(heads, key=len)
+            for name in [head] if head in stages else members[head]:
+                if not (stages[name].command.composes or stages[name].command.takes_run):
+                    raise ConfigError(f"{word}: the stage {name}, a function of Python, takes no overrides")
+                own = [*(stages[name].values.get("overrides") or []), word.removeprefix(f"{head}.")]
+                stages[name] = replace(stages[name], values={**stages[name].values, "overrides": own})
+            continue
+        if not equals or key.partition(".")[0] not in pipeline.values:
+            known = [*stages, *members, *pipeline.values]
+            hint = suggest(key.partition(".")[0], known)
+            raise ConfigError(
+                f"{word}: expected STAGE.KEY=VALUE{', or KEY=VALUE of the file' if pipeline.values else ''}{hint} "
+                f"({', '.join(known)})"
+            )
+        OmegaConf.update(values, key, CommandWords([word]).parsed[0].value(), merge=True)
+    raw: Any = OmegaConf.to_container(values, resolve=False)
+    return replace(pipeline, stages=stages, values=raw)
+
+
+def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
+    """Finds out which stages depend on which, and orders them. Raises ConfigError if they depend on each other."""
+    members = group_members(pipeline.stages)
+    needs: dict[str, set[str]] = {}
+    for name, stage in pipeline.stages.items():
+        found = needs[name] = set[str]()
+        for each in stage.after:
+            if each not in pipeline.stages and each not in members:
+                hint = suggest(each, [*pipeline.stages, *members])
+                raise ConfigError(f"{stage.line}: after: {each}: there is no such stage{hint}")
+            found |= {each} if each in pipeline.stages else set(members[each])
+
+        def note(other: str, path: Sequence[str], found: set[str] = found) -> str:
+            found.add(other)
+            return ""
+
+        pipeline.resolve(stage, note)
+        with name_line(stage.line):
+            pipeline.resolve_condition(stage, note)
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        circle = [*reversed(error.args[1])]
+        raise ConfigError(
+            f"{pipeline.stages[circle[0]].line}: depends on itself: {' -> '.join(circle)} (each needs the next)"
+        ) from error
+    order = sort_stages(needs)
+    return replace(
+        pipeline,
+        stages={name: pipeline.stages[name] for name in order},
+        needs={name: frozenset(needs[name]) for name in order},
+    )
+
+
+def sort_stages(needs: Mapping[str, set[str]]) -> list[str]:
+    """Orders stages so that each comes after those that it needs, and otherwise as they are written."""
+    rest, done = [*needs], list[str]()
+    while rest:
+        first = next(name for name in rest if needs[name] <= {*done})
+        rest.remove(first)
+        done.append(first)
+    return done

@@ -1,0 +1,18 @@
+from scaleflow.interfaces.features import Command, Feature
+
+FEATURE = Feature(
+    name="pipelines",
+    about="a declared graph of commands",
+    commands=(
+        Command(
+            name="pipeline",
+            about="the steps around a run, declared in a file: NAME",
+            module="scaleflow.features.pipelines.command",
+            group="before a run",
+        ),
+    ),
+    public_names={
+        "PipelineResult": "scaleflow.features.pipelines.command",
+        "run_pipeline": "scaleflow.features.pipelines.command",
+    },
+)

@@ -1,0 +1,205 @@
+"""Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scaleflow.features.pipelines.decisions import REUSE, RUN, StageProgress
+from scaleflow.features.pipelines.definition import Stage
+from scaleflow.features.pipelines.ledger import PipelineLedger, StageRecord
+from scaleflow.features.pipelines.references import RARE
+from scaleflow.features.pipelines.stage_commands import make_words
+from scaleflow.interfaces.events import DatasetDescribed
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.recording.description import format_code_block, format_long_table, join_parts
+from scaleflow.pages.charts import shorten_name, text, to_file, wrap_svg
+from scaleflow.runs import EventReader, RunFolder
+
+#: The colour of a box by the state of its stage.
+COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FAILED": "#f4c7c3", "KILLED": "#f4c7c3"}
+
+#: The colour of a stage that has not begun.
+WAITING_COLOUR = "#eeeeee"
+
+#: The head of an arrow.
+ARROW_HEAD = (
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" style="fill:#777777"/></marker></defs>'
+)
+
+#: Pixels: the size of a box, and the space between two.
+WIDTH, HEIGHT, GAP = 170, 50, 44
+
+
+def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
+    """Returns the column and the row of each stage: it is right of all that it needs."""
+    columns: dict[str, int] = {}
+    for name, before in needs.items():  # in the order in which they run
+        columns[name] = 1 + max((columns[each] for each in before), default=-1)
+    rows: dict[int, int] = {}
+    cells = {}
+    for name, column in columns.items():
+        cells[name] = (column, rows.get(column, 0))
+        rows[column] = rows.get(column, 0) + 1
+    return cells
+
+
+def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress]) -> str:
+    """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs; returns the
+    content of an SVG file.
+
+    `needs` has the stages in an order in which they can run.
+    """
+    corners = {}
+    for name, (column, row) in lay_out_stages(needs).items():
+        corners[name] = (GAP / 2 + column * (WIDTH + GAP), GAP / 2 + row * (HEIGHT + GAP))
+    parts = [ARROW_HEAD]
+    for name, (x, y) in corners.items():
+        state = stages[name].state
+        note = f"{state or 'waiting'} {format_seconds(stages[name].record)}".strip()
+        style = f'style="fill:{COLOURS.get(state, WAITING_COLOUR)};stroke:#555555"'
+        parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7" {style}/>')
+        middle = x + WIDTH / 2
+        for words, line, weight in ((shorten_name(name), 21, "bold"), (note, 39, "normal")):
+            style = f' style="fill:#1f2328;font-weight:{weight}"'  # boxes are light on a dark page, too
+            parts.append(text(middle, y + line, words, anchor="middle", more=style))
+        for other in sorted(needs[name]):
+            start = corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2
+            course = f'd="M{start[0]} {start[1]}L{x - 2} {y + HEIGHT / 2}"'
+            parts.append(f'<path {course} style="fill:none;stroke:#777777" marker-end="url(#arrow)"/>')
+    width = max(x for x, _ in corners.values()) + WIDTH + GAP / 2
+    height = max(y for _, y in corners.values()) + HEIGHT + GAP / 2
+    return to_file(wrap_svg("the stages of the pipeline", width, height, parts))
+
+
+#: The tag with the name of the stage that a run is of.
+STAGE_TAG = "scaleflow.stage"
+
+#: The most metrics of a stage that the table shows, the most characters of the table in the description, and the
+#: letters of ids and digests there.
+MOST_SHOWN, LONGEST_TABLE, SHORT = 3, 6000, 8
+
+#: A version of a registered model.
+VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
+
+#: A long digest, whose beginning is shown.
+DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
+
+
+def format_seconds(record: StageRecord) -> str:
+    return "" if record.ended is None else f"{record.ended - record.began:.1f} s"
+
+
+def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> list[list[str]]:
+    """Returns the table of results: a row for each stage, with a head."""
+    rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
+    for each in stages:
+        outputs, own = each.outputs, RunFolder(ledger.find_folder(each.name, each.record.attempt)).read_record()
+        data = [f"{name} {digest}" for name, digest in list_stage_data(each.record)] if outputs else []
+        about = [each.name, each.stage.command.name, each.state or "waiting", format_seconds(each.record)]
+        ids = [str(known.get(key) or "") for known, key in ((outputs, "run_id"), (outputs, "model"), (own, "run_id"))]
+        rows.append([*about, summarize_outputs(each.stage, outputs), *ids[:2], ", ".join(data), ids[2]])
+    return rows
+
+
+def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
+    """Returns the results of a stage in a few words."""
+    if stage.command.name == "promote" and outputs:
+        return "promoted" if outputs["promoted"] else "not promoted"
+    if stage.command.name == "python" and outputs:
+        return str(outputs.get("result"))[:60]
+    metrics: Mapping[str, Any] = outputs.get("metrics") or {}
+    first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
+    chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MOST_SHOWN]
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
+
+
+def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
+    """Returns the name and the digest of the splits that a stage trained with, or else of the files that it read."""
+    folder = (record.outputs.get("best") or record.outputs).get("folder")
+    events = EventReader(RunFolder(Path(folder)).events).read() if folder else ()
+    for event in events:
+        if isinstance(event, DatasetDescribed):
+            return [(f"{event.name} {split}", str(each["digest"])) for split, each in event.splits.items()]
+    return [*record.key["data"].items()]
+
+
+def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) -> str:
+    """Returns the description of a pipeline's run, in Markdown: its results with links to runs and models."""
+    head, *rest = rows
+    linked = [
+        [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
+        for row in rest
+    ]
+    counts = {state: sum(row[2] == state for row in rest) for state in dict.fromkeys(row[2] for row in rest)}
+    parts = [
+        f"**{status}.** Stages: {', '.join(f'{count} {state}' for state, count in counts.items())}",
+        format_long_table([head[:8], *linked], LONGEST_TABLE, "and {} more stages, in the artifact results.csv"),
+        "The artifact stages.yaml has the command, the data, the code and the packages of each stage.",
+        f"The command:\n\n{format_code_block('sh', command)}",
+    ]
+    return join_parts(parts)
+
+
+def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[str, Any], command: str) -> str:
+    """Returns the description of the run of a stage whose command records none; `text` has its results, or why not."""
+    links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
+    about = " ".join(filter(None, links))
+    parts = [f"**{status}**: stage {name}{f': {text}' if text else ''}", f"About {about}" if about else ""]
+    return join_parts([*parts, f"The command:\n\n{format_code_block('sh', command)}"])
+
+
+def link_run(run_id: str, text: str = "") -> str:
+    """Returns a link to the page of a run, which works wherever these pages are shown; the text if there is none."""
+    return f"[{text or run_id[:SHORT]}](#/runs/{run_id})" if run_id else text
+
+
+def link_model(uri: str) -> str:
+    """Returns a link to the page of a registered version; of a logged model its id, which the page of its run links."""
+    if found := VERSION.fullmatch(uri):
+        return f"[{found[1]} v{found[2]}](#/models/{found[1]}/versions/{found[2]})"
+    return uri.removeprefix("models:/")[: SHORT + 2]
+
+
+def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config_dirs: tuple[str, ...]) -> Path:
+    """Writes `stages.yaml`: of each stage its keys after all references were replaced, its command, its results, and
+    what it is made of.
+    """
+    written: dict[str, Any] = {}
+    for each in stages:
+        command, decision, record = each.stage.command, each.decision, each.record
+        known: dict[str, Any] = {"command": command.name, "state": each.state or "not run"}
+        known |= {"why": decision.why, **decision.values}
+        if decision.action in (REUSE, RUN):
+            folder = ledger.find_folder(each.name, record.attempt)
+            words = make_words(command, decision.values, folder, config_dirs=config_dirs)
+            known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
+            known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
+            known |= {"made_of": {part: dict(those) for part, those in record.key.items() if part != "settings"}}
+            known |= {"splits": dict(list_stage_data(record)) if command.has_own_run else {}}
+        written[each.name] = {key: value for key, value in known.items() if value not in ("", {}, [])}
+    path = ledger.run_folder / "stages.yaml"
+    path.write_text(yaml.safe_dump(mask_secrets(written), sort_keys=False, width=120))
+    return path
+
+
+def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns outputs without the metrics of speed and of baselines, and without those of a sweep twice."""
+    kept: dict[str, Any] = {key: value for key, value in outputs.items() if key not in ("metrics", "best")}
+    metrics, best = outputs.get("metrics") or {}, outputs.get("best") or {}
+    kept["metrics"] = {name: value for name, value in metrics.items() if not name.startswith(RARE)}
+    kept["best"] = {key: value for key, value in best.items() if key != "metrics"}
+    return {key: value for key, value in kept.items() if value not in (None, {})}
+
+
+def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset[str]], folder: Path) -> Path:
+    """Draws the graph of the stages with their states and times as `graph.svg`."""
+    path, partial = folder / "graph.svg", folder / f".{os.getpid()}.svg"
+    partial.write_text(draw_stages(needs, {each.name: each for each in stages}), encoding="utf-8")
+    partial.replace(path)
+    return path

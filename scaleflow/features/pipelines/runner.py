@@ -1,0 +1,438 @@
+"""Runs the stages of a pipeline that changed, in processes, side by side where they do not depend on each other."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from omegaconf import OmegaConf
+
+from scaleflow.config.compose import config_dir_flags
+from scaleflow.config.trust import list_own_modules
+from scaleflow.config.words import make_override
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.pipelines.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageProgress
+from scaleflow.features.pipelines.ledger import StageRecord
+from scaleflow.features.pipelines.recording import (
+    STAGE_TAG,
+    describe_pipeline,
+    describe_stage_run,
+    list_results,
+    summarize_outputs,
+    write_picture,
+    write_stages,
+)
+from scaleflow.features.pipelines.stage_commands import REPORT, find_named_files, make_words, read_outputs, read_run
+from scaleflow.interfaces import Status, Tracking
+from scaleflow.interfaces.clock import CLOCK
+from scaleflow.interfaces.formatting import format_csv
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.command_exit import FAILED, FINISHED, JSON
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.executor import Portion, Work, run_side_by_side
+from scaleflow.launcher.prepare import STAGE_TAGS
+from scaleflow.launcher.processes.stop import PartStop, StopRequest
+from scaleflow.launcher.recording.recorder import CommandRun
+from scaleflow.launcher.recording.recovery import repair_quietly
+from scaleflow.launcher.recording.request_cursor import PIPELINE
+from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.tags import command_line
+from scaleflow.runs.state import RunState
+from scaleflow.tracking import RUN_ID
+from scaleflow.tracking.tracked_runs import STAGE_BEGAN
+
+PROGRAM = "scaleflow.features.pipelines.stage_process"
+
+#: The output of a stage's process, in its folder.
+LOG = "stage.log"
+
+#: Seconds between looks at a process, or at the workers that it has left.
+LOOK_SECONDS = 0.05
+
+#: Seconds to wait for what is left of a command that was killed: its workers save a checkpoint first.
+LEFT_SECONDS = 90.0
+
+#: The exit code of a process that a signal ended, by what Popen returns.
+SIGNAL_BASE = 128
+
+
+class StageProcess:
+    """The process of a stage. At the end of a `with` block, it is ended if it is still alive.
+
+    Args:
+        name: of the stage, for the terminal.
+        words: those after `scaleflow`.
+        folder: the stage's folder, which exists.
+        environment: variables to add. MLFLOW_RUN_ID is left out: it names the pipeline's own run.
+
+    Attributes:
+        answer: what the command has answered; {} until its end, or if it was killed before.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, name: str, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._log = folder / LOG
+        self._position = self._log.stat().st_size if self._log.exists() else 0
+        self.answer: dict[str, Any] = {}
+        command = [sys.executable, "-m", PROGRAM, str(os.getpid()), *words, JSON]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**{key: value for key, value in os.environ.items() if key != RUN_ID}, **environment},
+                start_new_session=True,  # Ctrl-C reaches it from here, and once
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """The process id, and when the process began, in seconds since the epoch."""
+        with contextlib.suppress(psutil.Error):
+            return self._process.pid, psutil.Process(self._process.pid).create_time()
+        return self._process.pid, 0.0
+
+    def wait(self, display: Display, stop: StopRequest) -> int:
+        """Shows what the process prints, and passes signals on, until it ends; returns its exit code."""
+        told, code = 0, None
+        while code is None:  # it waits first: a signal while Python itself starts would give a traceback
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(LOOK_SECONDS)
+            self._show_output(display)
+            asked = max(1, stop.times) if stop.is_set() else 0
+            if asked > told:
+                told = asked
+                self._process.send_signal(stop.signal or signal.SIGTERM)
+        return code if code >= 0 else SIGNAL_BASE - code
+
+    def _show_output(self, display: Display) -> None:
+        """Shows the lines that were printed since the last call, and reads the answer."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(self._position)
+            content = log.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            self._position += len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                if not line.startswith('{"exit_code":'):
+                    display.print_line(f"[{self._name}] {line}")
+                    continue
+                with contextlib.suppress(ValueError):
+                    self.answer = json.loads(line)
+
+
+def end_left_process(identity: Sequence[float]) -> None:
+    """Ends the process of a stage whose pipeline was killed, if it is still alive, and waits for it."""
+    pid, began = int(identity[0]), float(identity[1])
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if abs(process.create_time() - began) > 1.0:
+            return  # another process has its id now
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEFT_SECONDS
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+#: The state of a stage that does not run, by what was decided.
+STATES = {REUSE: "reused", SKIP: "skipped", LEAVE: "left out"}
+
+#: Of a stage that has not run.
+NO_RECORD = StageRecord({}, attempt=0, execution=0, status="")
+
+#: The description of a run until its end.
+UNFINISHED = "**RUNNING.** The results follow at the end."
+
+
+def find_runs_of(stage: Path) -> list[Path]:
+    """Returns the folder of a stage, and of a sweep those of its jobs."""
+    return [stage, *sorted(path.parent for path in stage.glob("*/events.jsonl"))]
+
+
+def wait_for_workers(stage: Path, stop: StopRequest) -> None:
+    """Waits until the workers of a stage whose command was killed have ended, or until a signal comes."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while any(RunFolder(each).is_locked for each in find_runs_of(stage)):
+        if stop.is_set() or time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def repair_missing(folder: Path) -> None:
+    """Ends the run in a folder and sends what the store lacks of it, unless it is finished and recorded."""
+    if RunFolder(folder).events.is_file():
+        repair_quietly(folder)
+
+
+class PipelineRunner:
+    """Runs a pipeline, whose folder is locked.
+
+    Args:
+        count: how many stages run at a time.
+
+    Attributes:
+        status: of the pipeline, when it is over.
+        stages: what has become of each stage, in the order in which they can run.
+    """
+
+    def __init__(
+        self, decider: Decider, tracking: Tracking, display: Display, *, stop: StopRequest, count: int
+    ) -> None:
+        self._pipeline, self._ledger, self._decider = decider.pipeline, decider.ledger, decider
+        self._tracking, self._display, self._stop, self._count = tracking, display, stop, count
+        self._stop_of_stages = PartStop(stop)
+        self._lock = threading.Lock()  # of all below, and of the ledger
+        self._parent: CommandRun | None = None
+        self._closing: list[CommandRun] = []
+        self._fault = ""  # of the disk, with which no stage can run
+        self.status: Status = "FINISHED"
+        known = self._ledger.records
+        self.stages = [StageProgress(each, known.get(name, NO_RECORD)) for name, each in self._pipeline.stages.items()]
+
+    def run(self) -> int:
+        """Runs the stages; returns the exit code. Raises ConfigError if the store cannot be used before any has run."""
+        if self._ledger.status == "RUNNING":  # it was killed: its own run has no end
+            self._open()
+        self._end_left_stages()
+        try:
+            run_side_by_side(self._begin_next, self._count, self._stop_of_stages.end_part)
+        except OSError as error:  # the disk is full, or the folder is gone
+            self._fault = f"{error.strerror or error}: {error.filename or self._ledger.folder}"
+        return self._end()
+
+    def _end_left_stages(self) -> None:
+        """Ends what an earlier command left that was killed, or whose store was away, so that no run stays RUNNING."""
+        for name, record in self._ledger.records.items():
+            if record.process is not None:
+                end_left_process(record.process)
+            if record.status == "RUNNING":
+                record.status, record.reason = "KILLED", "the pipeline was killed"
+            self._repair_stage(name, record)
+        if self._parent is None:
+            repair_missing(self._ledger.run_folder)
+
+    def _repair_stage(self, name: str, record: StageRecord) -> None:
+        """Sends what the store lacks of the runs of a stage, and reads which they are if that was not known."""
+        folder, stage = self._ledger.find_folder(name, record.attempt), self._pipeline.stages.get(name)
+        for each in find_runs_of(folder):
+            repair_missing(each)
+        is_known = None not in (record.outputs.get("run_id"), record.outputs.get("model"))
+        if stage is not None and stage.command.has_own_run and record.status == "FINISHED" and not is_known:
+            record.outputs |= read_run(stage.command, folder)
+
+    def _begin_next(self, portion: Portion) -> Work | None:
+        """Begins the next stage that has to run; returns what ends with it. None: no stage can run now."""
+        with self._lock:
+            for each in self.stages:
+                before = [other for other in self.stages if other.name in self._pipeline.needs[each.name]]
+                if self._stop.is_set() or each.state or not all(other.is_over for other in before):
+                    continue
+                if bad := [other for other in before if not other.is_good]:
+                    is_skipped = all(other.state == "skipped" for other in bad)
+                    state = "skipped" if is_skipped else "not run" if self._decider.is_wanted(each.name) else "left out"
+                    self._show(each, state, f"{bad[0].name} is {bad[0].state}")
+                    continue
+                try:
+                    each.decision = self._decider.decide(each.stage)
+                except ConfigError as refusal:
+                    self._show(each, "FAILED", str(refusal))
+                    continue
+                if each.decision.action == RUN:
+                    return self._begin(each, portion)
+                self._show(each, STATES[each.decision.action], each.decision.why)
+        return None
+
+    def _show(self, each: StageProgress, state: str, reason: str = "") -> None:
+        each.state, each.reason = state, reason
+        self._display.print_line(f"[{each.name}] {state}{f': {reason}' if reason else ''}")
+
+    def _begin(self, each: StageProgress, portion: Portion) -> Work:
+        """Begins a stage, after the pipeline's own run is open; returns what runs its process."""
+        self._open()
+        key, attempt = each.decision.key, each.record.attempt + (0 if each.decision.continues else 1)
+        folder, is_forced = self._ledger.find_folder(each.name, attempt), each.name in self._decider.forced
+        folder.mkdir(parents=True, exist_ok=True)
+        assert key is not None
+        each.record = StageRecord(key, attempt, self._ledger.execution, began=CLOCK.read(), is_forced=is_forced)
+        self._ledger.records[each.name] = each.record
+        self._ledger.save()
+        words = self._make_words(each, folder)
+        tags = {PIPELINE: str(self._ledger.run_folder), STAGE_TAG: each.name}
+        environment = {**portion, STAGE_TAGS: json.dumps(tags)}
+        run = None
+        if not each.stage.command.has_own_run:
+            run = self._open_stage_run(each.name, words, folder, tags=tags)
+            environment[STAGE_BEGAN] = str(run.began)
+            if self._tracking.uri is not None:  # where it finds the runs of the stages before it
+                environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
+        each.state = "RUNNING"
+        self._display.print_line(f"[{each.name}] {each.stage.command.name}: {each.decision.why}")
+        return partial(self._run_stage, each, run, words, environment=environment)
+
+    def _make_words(self, each: StageProgress, folder: Path) -> list[str]:
+        dirs, command, values = self._pipeline.config_dirs, each.stage.command, each.decision.values
+        if command.name == "train" and RunState.read(folder).is_ready:
+            return [*config_dir_flags(dirs), make_override("resume", folder)]
+        words = make_words(command, values, folder, config_dirs=dirs)
+        if "trust" in command.flags and (made := self._decider.find_folder_of_run(str(values["run"]))):
+            config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
+            words += [word for module in list_own_modules(config) for word in ("--trust", module)]
+        return words
+
+    def _open_stage_run(self, name: str, words: Sequence[str], folder: Path, tags: Mapping[str, str]) -> CommandRun:
+        run = CommandRun(folder, f"the run of the stage {name}")
+        params = {"command": shlex.join(["scaleflow", *words])[:6000]}
+        parent = self._ledger.run_folder
+        run.open(f"{self._pipeline.name} {name}", self._tracking, tags=tags, params=params, parent=parent)
+        run.add({}, text=UNFINISHED)
+        return run
+
+    def _run_stage(
+        self, each: StageProgress, run: CommandRun | None, words: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Runs the process of a stage to its end; `run` is that of a stage whose command records none."""
+        folder = self._ledger.find_folder(each.name, each.record.attempt)
+        with StageProcess(each.name, words, folder, environment=environment) as process:
+            with self._lock:
+                each.record.process = process.identity
+                self._ledger.save()
+            code = process.wait(self._display, self._stop_of_stages)
+        if code > SIGNAL_BASE:
+            wait_for_workers(folder, self._stop)
+        with self._lock:
+            self._finish_stage(each, code, process.answer, folder=folder)
+            if run is not None:
+                self._end_stage_run(each, run, folder)
+            self._ledger.save()
+            self._show(each, each.record.status, each.record.reason)
+
+    def _finish_stage(self, each: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
+        """Notes how a stage has ended, and its outputs."""
+        record, stage, values = each.record, each.stage, each.decision.values
+        record.ended, record.process = CLOCK.read(), None
+        if code in stage.command.good:
+            record.status = "FINISHED"
+            try:
+                record.outputs = read_outputs(stage.command, answer, values, folder=folder)
+                if stage.command.name == "python":
+                    record.files = find_named_files(values, record.outputs)
+                if stage.command.has_own_run:
+                    self._repair_stage(stage.name, record)
+            except ConfigError as refusal:
+                record.status, record.reason = "FAILED", str(refusal)
+            except (OSError, KeyError, ValueError) as error:
+                record.status, record.reason = "FAILED", f"its answer cannot be read: {error}"
+        else:
+            record.status = "KILLED" if code > SIGNAL_BASE else "FAILED"
+            record.reason = str(answer.get("error") or f"exit code {code}")
+
+    def _end_stage_run(self, each: StageProgress, run: CommandRun, folder: Path) -> None:
+        """Records the end of a stage in its own run. A command that is killed after it does the stage again."""
+        record, stage = each.record, each.stage
+        outputs = record.outputs if record.status == "FINISHED" else {}
+        links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
+        words = make_words(stage.command, each.decision.values, folder, config_dirs=self._pipeline.config_dirs)
+        text = record.reason or summarize_outputs(stage, outputs)
+        command = shlex.join(["scaleflow", *words])
+        text = describe_stage_run(stage.name, record.status, text, outputs=outputs, command=command)
+        files = [folder / name for name in (LOG, REPORT, "result.json")]
+        run.add(outputs.get("metrics") or {}, files, tags=links, text=text)
+        run.end(record.status, record.reason)  # type: ignore[arg-type]
+        self._closing.append(run)
+
+    def _open(self) -> None:
+        """Opens the pipeline's own run: that of an earlier command which did not finish, or a new one."""
+        if self._parent is not None:
+            return
+        if self._ledger.status == "FINISHED":
+            self._ledger.execution += 1
+        self._ledger.status = "RUNNING"
+        folder, name = self._ledger.run_folder, self._pipeline.name
+        self._parent = CommandRun(folder, "the pipeline's own run")
+        self._ledger.save()
+        (folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
+        tags = {PIPELINE: str(folder), "scaleflow.command": command_line(sys.orig_argv)}
+        earlier = self._ledger.find_earlier_run_folder()
+        self._parent.open(name, self._tracking, tags=tags, params={"pipeline": name}, earlier=earlier)
+        self._parent.add({}, text=UNFINISHED)
+        if (refusal := self._parent.refusal) is not None:
+            raise ConfigError(str(refusal))
+
+    def _end(self) -> int:
+        """Ends the pipeline's own run, waits for the store, and returns the exit code."""
+        states = {each.state for each in self.stages}
+        is_bad = bool(self._fault) or not states.isdisjoint(("FAILED", "KILLED", "not run"))
+        is_stopped = self._stop.is_set() and (is_bad or "" in states)
+        self.status = "KILLED" if is_stopped else "FAILED" if is_bad else "FINISHED"
+        code = self._stop.exit_code if is_stopped else FAILED if is_bad else FINISHED
+        is_whole = self.status == "FINISHED" and "left out" not in states
+        if self._parent is None and is_whole and self._ledger.status != "FINISHED":
+            self._open()  # an earlier command was stopped after its last stage
+        if self._parent is None:
+            return code
+        try:
+            self._record_end(self._parent)
+        except OSError as error:
+            raise RunError(f"{self._ledger.folder}: cannot be written: {error.strerror}") from error
+        return code
+
+    def _record_end(self, run: CommandRun) -> None:
+        are_closed = [each.finish(self._stop) for each in self._closing]
+        rows, folder = list_results(self.stages, self._ledger), self._ledger.run_folder
+        (folder / "results.csv").write_text(format_csv(rows[0], rows[1:]))
+        files = [
+            folder / "pipeline.yaml",
+            write_stages(self.stages, self._ledger, self._pipeline.config_dirs),
+            folder / "results.csv",
+            write_picture(self.stages, self._pipeline.needs, folder),
+        ]
+        run.add({}, files, text=describe_pipeline(self.status, rows, command_line(sys.orig_argv)))
+        run.end(self.status, self.find_error() or "")
+        self._ledger.status = self.status  # not before: after a kill, the same command ends the run
+        self._ledger.save()
+        run.finish(self._stop)
+        if all(are_closed):
+            for name, record in self._ledger.records.items():
+                if record.status in ("FINISHED", "KILLED"):
+                    self._repair_stage(name, record)
+
+    def find_error(self) -> str | None:
+        """Returns why the first stage has failed; None if none has."""
+        failed = (f"{each.name}: {each.reason}" for each in self.stages if each.state == "FAILED")
+        return next(failed, self._fault or None)
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        """Returns the last lines of the command, (label, text): what became of each stage, and where the run is."""
+        rows = []
+        for each in self.stages:
+            said = (each.state or "not run", each.reason or summarize_outputs(each.stage, each.outputs))
+            rows.append((each.name, "  ".join(filter(None, said))))
+        rows.append(("output", os.path.relpath(self._ledger.folder)))
+        rows += self._parent.describe_links() if self._parent else ()
+        return rows if self.status == "FINISHED" else [*rows, ("go on", "the same command again")]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what `--json` says."""
+        stages = {
+            each.name: {"status": each.state or "not run", "reason": each.reason or None, **each.outputs}
+            for each in self.stages
+        }
+        return {"status": self.status, "folder": os.path.abspath(self._ledger.folder), "stages": stages}  # noqa: PTH100

@@ -1,0 +1,212 @@
+"""Reads the rows of a table in chunks, converted for a model, and makes the rows of the output. No TensorFlow before
+the first chunk."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow
+
+from scaleflow.errors import ConfigError
+from scaleflow.evaluation.predictions import PredictionColumns
+from scaleflow.features.predict.bad_rows import Problem, RowReport
+from scaleflow.features.predict.language_model import LanguageModel
+from scaleflow.features.predict.reading import Array, InputForm, RowBatch, RowSource, divide_rows, to_word, to_words
+from scaleflow.interfaces.sampling import Sampling
+
+
+class RowModel(Protocol):
+    """Computes the outputs of rows.
+
+    Attributes:
+        inputs: specs of the inputs, by name.
+        decode: maps encoded pictures to inputs; None if the model takes none.
+        batch_size: rows that are computed at once.
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+
+    @property
+    def decode(self) -> Callable[[Any], Any] | None: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
+        """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name; `name` names a row."""
+
+    def explain_failure(self, row: int) -> str:
+        """Says why a row has no prediction."""
+
+
+#: The column of a table that has the prompts, if there is one of that name.
+PROMPT = "prompt"
+
+
+class TextColumns(PredictionColumns):
+    """The column that generated texts become."""
+
+    def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
+        return {"prediction": pyarrow.array(values.get("", ()), pyarrow.string())}
+
+
+class PromptModel:
+    """Continues prompts.
+
+    Args:
+        model: the language model.
+        sampling: how the texts are generated. Each row draws its own tokens.
+    """
+
+    batch_size = 1
+    decode = None
+
+    def __init__(self, model: LanguageModel, sampling: Sampling) -> None:
+        from scaleflow.features.predict.compute import TEXT
+
+        self.inputs: Mapping[str, Any] = {"": TEXT}
+        self._model, self._sampling = model, sampling
+        self._faults: dict[int, str] = {}
+
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
+        """Returns the texts, [rows] `str` objects; None for a prompt that the model cannot continue."""
+        texts: list[str | None] = []
+        self._faults = {}
+        for row, prompt in enumerate(arrays[""].ravel()):
+            try:
+                tokens = self._model.encode(str(prompt))
+            except ConfigError as refusal:
+                self._faults[row] = str(refusal)
+                texts.append(None)
+                continue
+            seed = (self._sampling.seed << 32) + zlib.crc32(name(row).encode())
+            texts.append("".join(self._model.generate(tokens, replace(self._sampling, seed=seed))))
+        return {"": np.array(texts, object)}
+
+    def explain_failure(self, row: int) -> str:
+        return self._faults[row]
+
+
+def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: Any) -> str:
+    """Returns the column of a table that has the prompts.
+
+    Args:
+        names: of the columns.
+        typed: `--columns`.
+        usual: the column that the run trained on.
+
+    Raises:
+        ConfigError: if there is no such column, or it is not clear which one it is.
+    """
+    wanted = [*typed] or [name for name in (PROMPT, usual) if name in names][:1] or [*names]
+    if len(wanted) != 1 or wanted[0] not in names:
+        columns = ", ".join(names)
+        if typed:
+            raise ConfigError(f"--columns {','.join(typed)}: expected the column with the prompts, one of {columns}")
+        raise ConfigError(f"--input: which column has the prompts? Add --columns NAME; the table has {columns}")
+    return wanted[0]
+
+
+T = TypeVar("T")
+
+#: The most rows, and the most batches, that are read and converted at once.
+CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
+
+
+@dataclass(frozen=True)
+class PredictionTask:
+    """What is predicted."""
+
+    source: RowSource  # the rows
+    form: InputForm  # how they become the inputs of the model
+    keep: Sequence[str]  # columns that are copied to the output
+    predicted: PredictionColumns  # the columns that the outputs become
+    schema: Any  # of the output
+    shard_rows: int | None  # rows of the table that a shard is made of; None: one file
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that are read."""
+        return list(dict.fromkeys([*(name for names in self.form.columns.values() for name in names), *self.keep]))
+
+    def list_columns_unknown_to_run(self) -> list[str]:
+        """Returns the columns that the table of the run did not have; none if its columns are not known."""
+        reading = self.form.state.reading
+        unused = to_words(reading.get("unused"))
+        known = {*self.read, to_word(reading.get("target")), *(unused or ())}
+        return [] if unused is None else [name for name in self.source.schema.names if name not in known]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that are computed together."""
+
+    rows: RowBatch  # the rows, with the columns that are read
+    inputs: dict[str, Array]  # of the model, by name, for the good rows
+    is_good: Array  # which rows are, or have predictions: [rows] bool
+
+    def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
+        """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
+        places, chunk = np.flatnonzero(self.is_good), self
+        if not len(places):
+            return self.make_table(task, task.predicted.make_empty(), report), 0
+        outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))
+        failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
+        is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
+        if is_failed.any():
+            is_bad = np.zeros(len(self.is_good), bool)
+            is_bad[places[is_failed]] = True
+            faults = {int(places[row]): model.explain_failure(int(row)) for row in np.flatnonzero(is_failed)}
+            report.add_problems([Problem("prediction", is_bad, faults.__getitem__)], self.rows.first)
+            chunk = replace(self, is_good=self.is_good & ~is_bad)
+            outputs = {name: values[~is_failed] for name, values in outputs.items()}
+        return chunk.make_table(task, task.predicted.convert(outputs), report), int(chunk.is_good.sum())
+
+    def make_table(self, task: PredictionTask, predicted: Mapping[str, Any], report: RowReport) -> Any:
+        """Returns the kept columns and the predictions, as a table. Bad rows are left out, or have empty predictions.
+
+        `predicted` has the columns of the predictions, [good].
+        """
+        kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
+        columns = self.rows.table.select(list(task.keep)).cast(kept).columns
+        arrays = list(predicted.values())
+        if not self.is_good.all() and report.on_bad == "empty":
+            places = pyarrow.array(np.cumsum(self.is_good) - 1, mask=~self.is_good)
+            arrays = [array.take(places) for array in arrays]
+        elif not self.is_good.all():
+            columns = [column.filter(pyarrow.array(self.is_good)) for column in columns]
+        return pyarrow.Table.from_arrays([*columns, *arrays], schema=task.schema)
+
+
+def find_failed(values: Array) -> Array:
+    """Returns which predicted numbers are NaN, or which texts are None, [rows, ...] bool."""
+    return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
+
+
+def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
+    """Yields all rows but the first ones, converted for the model. Raises RunError for bad rows, unless the report
+    counts them.
+    """
+    from scaleflow.features.predict.compute import convert_to_inputs
+
+    largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
+    batches = task.source.read(task.read, largest, skip)
+    for rows in divide_rows(batches, largest, task.shard_rows):
+        inputs, is_good = convert_to_inputs(model.inputs, task.form, rows, report=report, decode=model.decode)
+        report.add_inputs(inputs)
+        yield Chunk(rows, inputs, is_good)
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yields the items, while a thread makes the next one."""
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = pool.submit(next, items, None)
+            yield item

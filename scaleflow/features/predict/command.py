@@ -1,0 +1,486 @@
+"""Writes the predictions of a tracked model for the rows of a table.
+
+    scaleflow predict RUN_ID --input new.parquet --output predictions.parquet
+    scaleflow predict RUN_ID --input new.csv --output predictions.csv --keep id,town
+    scaleflow predict RUN_ID --input 'days/*.parquet' --output predictions/ --resume
+    scaleflow predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
+    scaleflow predict RUN_ID --input prompts/ --output texts.csv --tokens 200
+    scaleflow predict RUN_ID --input new.csv --output features.parquet --layer dense_1
+
+The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, a folder, or such an address in an object store
+(s3://, gs://, abfs://). It is read in pieces, so it may be larger than the memory. An output that ends in .parquet or
+.csv is one file. Another name, or one that ends in /, is a folder of shards, part-00000.parquet and so on. If the
+command is stopped, finished shards stay, and --resume continues after them.
+
+The table is read as the run read its own: kinds of columns, dates, encoding, header, delimiter, missing values. The
+last lines count, by column, bad rows, unknown categories and missing values that the model replaced. A bad row has a
+value that the model cannot take: text for a number, say, or a missing number that the model cannot replace.
+
+Columns of the output: for classes `prediction`, `probability` and `probability_CLASS`, for numbers `prediction`. With
+several outputs their names come first. The SavedModel computes on all GPUs of this machine, or on its CPU; overrides of
+the config groups `hardware` and `strategy` choose other devices.
+A language model (dataset=tokens) continues prompts: the column `prompt` of a table, or .txt and .md files of which each
+is one. --tokens, --temperature, --top-k, --top-p and --seed say how, as those of `scaleflow generate`.
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-... A run stands for the model that is its result.
+The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 all predictions are written; 1 it failed; 2 the command cannot work; 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.commands.frame import CommandParser, make_main
+from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
+from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.config.policies import PREDICT
+from scaleflow.dataset.reading.files import identify_in_store
+from scaleflow.errors import ConfigError, RunError, read_reason
+from scaleflow.features.predict.language_model import (
+    add_sampling_flags,
+    explain_no_language_model,
+    is_language_model,
+    load_language_model,
+    read_sampling,
+)
+from scaleflow.files.cache import identify_file
+from scaleflow.files.object_store import is_store_address
+from scaleflow.interfaces import LearnedState, Plan, Tracking, name_leaves
+from scaleflow.interfaces.events import Event, Note
+from scaleflow.interfaces.sampling import Sampling
+from scaleflow.launcher.command_exit import Outcome
+from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
+from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.processes.stop import Stopped, catch_stop_signals
+from scaleflow.runs.run import Run, locate_run
+
+if TYPE_CHECKING:
+    from scaleflow.evaluation.predictions import PredictionColumns
+    from scaleflow.features.predict.bad_rows import RowReport
+    from scaleflow.features.predict.chunks import PredictionTask, PromptModel, RowModel
+    from scaleflow.features.predict.compute import DistributedModel
+    from scaleflow.features.predict.output import Output
+    from scaleflow.features.predict.reading import InputForm, RowSource
+
+#: The overrides that this command uses.
+OVERRIDES = re.compile(
+    r"strategy|hardware|tracking\.uri"
+    r"|hardware\.(devices|logical_devices|memory_growth|memory_limit_mb|intra_op_threads|inter_op_threads|deterministic)"
+)
+
+#: What is done with a row that the model cannot take.
+ON_BAD = ("raise", "skip", "empty")
+
+#: Rows of a shard, if the user does not say it.
+SHARD_ROWS = 1_000_000
+
+#: Without a terminal, seconds between two lines about the progress.
+LINE_SECONDS = 5.0
+
+#: Bytes of what native libraries wrote that are shown with an unexpected error.
+SHOWN_BYTES = 4000
+
+
+@make_main
+def main(words: list[str]) -> Outcome:
+    typed = make_predict_parser().parse_intermixed_args(words)
+    with display_for() as display:
+        return predict(typed, display)
+
+
+def make_predict_parser() -> argparse.ArgumentParser:
+    parser = CommandParser("predict", __doc__)
+    add_run_id(parser)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="an override of hardware, strategy or tracking.uri"
+    )
+    parser.add_argument("--input", required=True, metavar="PATH", help="a file, a glob or a folder")
+    parser.add_argument(
+        "--output", required=True, metavar="PATH", help="a .parquet or .csv file, or a folder of shards"
+    )
+    parser.add_argument(
+        "--keep", default="", metavar="COLUMNS", help="columns of the input to copy, with commas, or all"
+    )
+    parser.add_argument(
+        "--columns",
+        default="",
+        metavar="COLUMNS",
+        help="for a model whose inputs have no names: the columns with its values, in its order, with commas",
+    )
+    parser.add_argument(
+        "--delimiter", metavar="CHARACTER", help="between the fields of a CSV file (default: that of the run's dataset)"
+    )
+    parser.add_argument(
+        "--on-bad",
+        choices=ON_BAD,
+        default=ON_BAD[0],
+        help="what to do with a bad row: end with exit code 1 (raise, the default), leave it out (skip), or write it "
+        "with empty predictions (empty)",
+    )
+    parser.add_argument(
+        "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="what each column, each word of a text or each part of a picture contributes",
+    )
+    parser.add_argument("--layer", metavar="NAME", help="columns NAME_0 and so on: what a layer of the model returns")
+    parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
+    parser.add_argument(
+        "--batch-size",
+        type=parse_positive,
+        metavar="ROWS",
+        help="rows that a device computes at once (default: 1024, fewer for large examples)",
+    )
+    parser.add_argument(
+        "--shard-rows",
+        type=parse_positive,
+        metavar="ROWS",
+        help=f"rows of the input for a shard (default: {SHARD_ROWS:,})",
+    )
+    add_sampling_flags(parser)
+    parser.add_argument("--resume", action="store_true", help="skip the finished shards of the output folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    return parser
+
+
+def parse_positive(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
+    return int(text)
+
+
+def predict(typed: argparse.Namespace, display: Display) -> Outcome:
+    """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
+    sampling, plan = read_sampling(typed), make_prediction_plan(typed)
+    from scaleflow.features.predict.inputs import list_input_files
+    from scaleflow.features.predict.output import open_output
+
+    list_input_files(typed.input)
+    output = open_output(typed.output, typed.overwrite, typed.resume)
+    if typed.shard_rows and not output.is_folder:
+        raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
+    display.begin_phase("reading the run and its model from MLflow")
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id), needs_run=False)
+    from scaleflow.features.predict.bad_rows import RowReport
+    from scaleflow.features.predict.reasons import ExplainingModel, describe_cost, make_explainer
+
+    load: Callable[..., Any] = partial(load_predictor, plan, run, batch_size=typed.batch_size, layer=typed.layer)
+    has_text = is_language_model(run.learned_state)
+    if sampling is not None and not has_text:
+        raise explain_no_language_model(run)
+    state = read_state(run)
+    if has_text and (typed.explain or typed.layer is not None):
+        flag = "--explain" if typed.explain else f"--layer {typed.layer}"
+        raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
+    if has_text:
+        sampling, state = sampling or Sampling(), replace(state, schema={})
+        load = partial(load_prompt_model, plan, run, sampling=sampling)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
+        load_once = cache(partial(hide_errors()(load), Path(folder)))
+        more = load_once()[0].more if typed.layer is not None else {}
+        task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more=more)
+        with output.lock(), catch_stop_signals() as stop:
+            manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
+            first = output.find_first(manifest, typed.resume)
+            display.begin_phase(f"{IMPORTING} and loading the model")
+            model, devices, notes = load_once()
+            if typed.explain:
+                explainer = make_explainer(state, task.predicted)
+                model, notes = ExplainingModel(model, explainer), [*notes, Note(describe_cost(explainer))]
+            display.end_phase()
+            for note in notes:
+                display.show_event(note)
+            output.begin(manifest, first)
+            report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
+            began, skipped = time.monotonic(), output.count_rows(first)
+            with show_progress(display, task.source.rows) as advance:
+                write = partial(write_predictions, task, model, output, first=first, report=report)
+                with divert_native_errors():
+                    rows, bad = write(advance=advance, check_stop=stop.check)
+            seconds = time.monotonic() - began
+    new = task.list_columns_unknown_to_run()
+    counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
+    values = {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
+    if stop.is_set():
+        done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
+        return Outcome(stop.exit_code, lambda: values, error=f"stopped by {stop.signal_name}{done}")
+    done = f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s"
+    lines = [*format_model_rows(run), ("on", devices), ("rows", done)]
+    lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
+    display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
+    return Outcome(read=lambda: values)
+
+
+def read_state(run: Run) -> LearnedState:
+    """Returns what a run learned, with the options of its dataset."""
+    dataset = None if run.is_deleted else run.config.get("dataset")
+    options = dataset if isinstance(dataset, dict) else {}
+    return replace(run.learned_state, reading={**options, **run.learned_state.reading})
+
+
+def make_prediction_plan(typed: argparse.Namespace) -> Plan:
+    """Makes the plan that names the devices. Raises ConfigError for other options, several processes or a TPU."""
+    locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
+    for override in CommandWords(typed.overrides).parsed:
+        key = str(override.key_or_group)
+        if override.is_sweep_override() or override.is_delete() or not OVERRIDES.fullmatch(key):
+            raise ConfigError(
+                f"{override.input_line}: this command takes one value each of hardware=..., its keys for devices and "
+                "threads, strategy=... and tracking.uri=...; the model computes as it was saved"
+            )
+    return make_plan(compose_config(typed.overrides), PREDICT)
+
+
+def make_task(
+    typed: argparse.Namespace, state: LearnedState, output: Output, more: Mapping[str, Any]
+) -> PredictionTask:
+    """Opens the table and checks that the model can take it. Raises ConfigError if it cannot.
+
+    `more` is what the model returns besides its outputs, arrays of no rows by name.
+    """
+
+    from scaleflow.evaluation.predictions import PredictionColumns
+    from scaleflow.features.predict.inputs import open_input
+    from scaleflow.features.predict.reading import InputForm, drop_unfit_names, match_columns
+    from scaleflow.features.predict.reasons import ExtendedColumns, make_explainer
+
+    selected = split_names(typed.columns)
+    source = open_input(typed.input, typed.delimiter, state, selected=selected)
+    columns = match_columns(state, source.schema, selected or source.values)
+    outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
+    if typed.logits and all(each.kind == "regression" for each in outputs.values()):
+        raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
+    predicted = PredictionColumns(outputs, typed.probabilities, typed.logits)
+    if typed.explain:
+        more = {**more, **make_explainer(state, predicted).make_empty()}
+    if more:
+        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more=more)
+    return complete_task(typed, source, InputForm(state, columns), predicted=predicted, output=output)
+
+
+def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> PredictionTask:
+    """Opens the prompts of a language model: text files, or a table. Raises ConfigError if there are none."""
+    from scaleflow.features.predict.chunks import TextColumns, choose_prompt_column
+    from scaleflow.features.predict.inputs import open_table, open_text_files
+    from scaleflow.features.predict.reading import InputForm
+
+    source: RowSource | None = open_text_files(typed.input)
+    if source is not None:
+        (column,) = source.values
+    else:
+        source = open_table(typed.input, typed.delimiter)
+        column = choose_prompt_column(source.schema.names, split_names(typed.columns), state.reading.get("column"))
+    return complete_task(typed, source, InputForm(state, {"": [column]}), predicted=TextColumns({}), output=output)
+
+
+def complete_task(
+    typed: argparse.Namespace, source: RowSource, form: InputForm, predicted: PredictionColumns, output: Output
+) -> PredictionTask:
+    """Adds the columns that are kept, and the schema of the output. Raises ConfigError if they cannot be written."""
+    import pyarrow
+
+    from scaleflow.features.predict.chunks import PredictionTask
+    from scaleflow.features.predict.output import check_schema
+    from scaleflow.features.predict.reading import name_columns
+
+    names = source.schema.names
+    takes_all = typed.keep == "all" and "all" not in names
+    keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
+    if absent := [name for name in keep if name not in names]:
+        raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; {name_columns(names, absent[0])}")
+    kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
+    schema = check_schema(output, kept, predicted.make_schema())
+    shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
+    return PredictionTask(source, form, keep, predicted=predicted, schema=schema, shard_rows=shard_rows)
+
+
+def split_names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def plain_type(type_: Any) -> Any:
+    """Returns the type of a column without pyarrow's encoding, which the files of a table need not share."""
+    from pyarrow import types
+
+    return type_.value_type if types.is_dictionary(type_) else type_
+
+
+def describe_task(typed: argparse.Namespace, run: Run, task: PredictionTask) -> dict[str, Any]:
+    """Returns what has to be the same when a folder of shards is continued."""
+    is_stored = is_store_address(typed.input)
+    known = (
+        identify_in_store(typed.input) if is_stored else {each: identify_file(each)[1:] for each in task.source.files}
+    )
+    return {
+        "run": run.run_id,
+        "model": run.model.model_id,
+        "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
+        "columns": task.form.columns,
+        "output columns": [[field.name, str(field.type)] for field in task.schema],
+        "delimiter": task.source.delimiter,
+        "shard-rows": task.shard_rows,
+        "on-bad": typed.on_bad,
+    }
+
+
+@contextlib.contextmanager
+def hide_errors() -> Iterator[None]:
+    """Hides what is written to standard error while the block lasts: TensorFlow's libraries log their start there."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(shown, 2)
+        os.close(shown)
+
+
+@contextlib.contextmanager
+def divert_native_errors() -> Iterator[None]:
+    """Keeps native libraries from writing to standard error, such as libjpeg with its warnings about pictures.
+
+    Python's own standard error stays as it is. If an unexpected error ends the block, the end of the text is shown.
+    """
+    stream, is_own = sys.stderr, writes_to_terminal(sys.stderr)
+    stream.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as log, os.fdopen(shown, "w", buffering=1) as terminal:
+        os.dup2(log.fileno(), 2)
+        sys.stderr = terminal if is_own else stream
+        try:
+            yield
+        except (RunError, ConfigError):  # they say what is wrong
+            raise
+        except Exception:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            terminal.write(log.read().decode(errors="replace"))
+            raise
+        finally:
+            terminal.flush()
+            os.dup2(shown, 2)
+            sys.stderr = stream
+
+
+def writes_to_terminal(stream: Any) -> bool:
+    """Returns whether a stream of Python writes to the standard error of the process. A notebook replaces it."""
+    try:
+        return bool(stream.fileno() == 2)
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> tuple[PromptModel, str, list[Note]]:
+    """Does what `load_predictor` does for a language model."""
+    from scaleflow.features.predict.chunks import PromptModel
+
+    return PromptModel(load_language_model(plan, run, folder), sampling), "one prompt at a time", []
+
+
+def load_predictor(
+    plan: Plan, run: Run, folder: Path, batch_size: int | None, layer: str | None
+) -> tuple[DistributedModel, str, list[Note]]:
+    """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them.
+
+    Raises ConfigError if it cannot be loaded, or has no such layer.
+    """
+    from scaleflow.tracking.saved_models import download_saved_model
+    from scaleflow.tracking.tracked_runs import download_model
+
+    saved_model = download_saved_model(run.tracker, run.model, folder)
+    from scaleflow.worker.keras_import import import_keras
+    from scaleflow.worker.runtime import setup_runtime
+
+    import_keras()
+    events: list[Event] = []
+    runtime = setup_runtime(plan, events.append)
+    from scaleflow.features.predict.compute import DistributedModel
+
+    try:
+        model = DistributedModel(saved_model, runtime.strategy, batch_size)
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        reason = read_reason(error)
+        raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
+    if layer is not None:
+        model.add_layer(download_model(run.tracker, run.model, folder / "keras"), layer)
+    replicas = len(runtime.devices.names)
+    words = f"{replicas} {runtime.devices.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
+    return model, words, [event for event in events if isinstance(event, Note)]
+
+
+def write_predictions(
+    task: PredictionTask,
+    model: RowModel,
+    output: Output,
+    first: int,
+    report: RowReport,
+    advance: Callable[[int], None],
+    check_stop: Callable[[], None],
+) -> tuple[int, int]:
+    """Writes the shards from number `first`. Returns the number of rows that were read, and how many of them are bad.
+
+    Ends early if `check_stop` raises Stopped: the shard that is not whole is then left out.
+    """
+    from scaleflow.features.predict.chunks import read_ahead, read_chunks
+
+    rows, good = 0, 0
+    shard_rows = task.shard_rows or sys.maxsize
+    read = read_ahead(read_chunks(task, model, report, skip=first * shard_rows))
+    shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
+    with contextlib.suppress(Stopped):
+        advance(first * shard_rows)
+        for number, chunks in shards:
+            with output.open_shard(number, task.schema) as writer:
+                for chunk in chunks:
+                    check_stop()
+                    table, predictions = chunk.predict(task, model, report)
+                    writer.write_table(table)
+                    rows, good = rows + len(chunk.is_good), good + predictions
+                    advance(len(chunk.is_good))
+        if not rows and not first:  # a table without rows
+            with output.open_shard(0, task.schema):
+                pass
+    return rows, rows - good
+
+
+@contextlib.contextmanager
+def show_progress(display: Display, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows that so many more rows are predicted: in a bar on a terminal, else in lines.
+
+    `total` is the number of rows; None if it is not known.
+    """
+    rows, printed_at = 0, time.monotonic()
+
+    def print_rows(count: int) -> None:
+        nonlocal rows, printed_at
+        rows += count
+        if time.monotonic() - printed_at >= LINE_SECONDS:
+            display.print_line(f"{rows:,}{'' if total is None else f' of {total:,}'} rows")
+            printed_at = time.monotonic()
+
+    if not isinstance(display, BarDisplay):
+        yield print_rows
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress("rows", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True) as bar:
+        yield partial(bar.advance, bar.add_task("", total=total))

@@ -1,0 +1,300 @@
+"""Computes the outputs of a SavedModel for chunks of a table, on the devices of a strategy."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+import tensorflow as tf
+from pyarrow import compute, types
+
+from scaleflow.errors import ConfigError, RunError, read_reason
+from scaleflow.features.predict.bad_rows import Problem, RowReport
+from scaleflow.features.predict.reading import Array, InputForm, RowBatch, is_list, is_picture
+from scaleflow.interfaces import map_named, name_leaves
+from scaleflow.serving.cells import DATE, ColumnReader
+from scaleflow.serving.layers import choose_layer, compute_layer
+from scaleflow.serving.reasons import LAYER
+
+#: From encoded pictures, [b] strings, to arrays [b, ...].
+Decode = Callable[[Any], Any]
+
+#: Threads that decode pictures, and the pictures of one call.
+DECODERS, AT_ONCE = os.cpu_count() or 1, 32
+
+#: The most rows that a device computes at once, and the most values of all inputs in these rows.
+BATCH_ROWS, BATCH_VALUES = 1024, 1 << 22
+
+#: The input of a model that takes one text.
+TEXT = tf.TensorSpec([None], tf.string)
+
+
+class DistributedModel:
+    """A SavedModel that computes batches of one size, a part of each on every replica.
+
+    Args:
+        folder: of the SavedModel.
+        strategy: of the devices.
+        batch_size: rows of a replica; None: 1024, or fewer if an example is large.
+
+    Attributes:
+        inputs: specs of the inputs, by name.
+        decode: maps encoded pictures to inputs: a tensor, or a dict of them; None if the model takes none.
+        batch_size: rows of all replicas.
+        more: what it returns besides its outputs, arrays of no rows by name.
+    """
+
+    def __init__(self, folder: Path, strategy: tf.distribute.Strategy, batch_size: int | None = None) -> None:
+        with strategy.scope():
+            self._loaded = tf.saved_model.load(str(folder))
+        ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
+        self.inputs: Mapping[str, tf.TensorSpec] = name_leaves(self._specs)
+        self.decode: Decode | None = getattr(self._loaded, "decode", None)
+        values = sum(math.prod(spec.shape[1:]) for spec in self.inputs.values())
+        self._replicas = strategy.num_replicas_in_sync
+        self._rows = batch_size or max(1, min(BATCH_ROWS, BATCH_VALUES // max(1, values)))
+        self._strategy = strategy
+        self.batch_size = self._rows * self._replicas
+
+        self.more: Mapping[str, Array] = {}
+        self._serve: Callable[[Any], Any] = self._loaded.serve
+        self._run = tf.function(self._compute_replicas, autograph=False)
+
+    def add_layer(self, path: Path, name: str) -> None:
+        """Makes the model return what a layer returns, too, as the Keras file of the model computes it.
+
+        Raises ConfigError if the file cannot be loaded, or the model has no such layer that returns numbers.
+        """
+        from keras.models import load_model
+
+        try:
+            with self._strategy.scope():
+                model = load_model(path, compile=False, safe_mode=True)
+            layer = choose_layer(model, name)
+
+            def serve(inputs: Any) -> dict[str, Any]:
+                outputs, values = compute_layer(model, layer, inputs)
+                return {**name_leaves(outputs), LAYER + name: values}
+
+            traced = tf.function(serve, input_signature=[self._specs], autograph=False)
+            shape = traced.get_concrete_function().structured_outputs[LAYER + name].shape[1:]
+        except Exception as error:  # zipfile, h5py and Keras raise many types
+            raise ConfigError(f"--layer {name}: {read_reason(error)[:1000]}") from error
+        self._serve, self.more = traced, {LAYER + name: np.zeros((0, *shape), np.float32)}
+
+    def _compute_replicas(self, batch: Any) -> Any:
+        outputs = self._strategy.run(lambda inputs: self._serve(inputs), args=(batch,))
+        return tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
+
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
+        """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name.
+
+        The last batch is filled with copies of its last row: another shape would be compiled anew.
+
+        Args:
+            arrays: the inputs.
+            name: names the file of a row of them, and its number.
+
+        Raises:
+            RunError: if TensorFlow cannot compute a batch, naming its first row.
+        """
+        rows = len(next(iter(arrays.values())))
+        start = 0
+        try:
+            parts = []
+            for start in range(0, rows, self.batch_size):
+                parts.append(self._compute(arrays, start))
+            outputs = [{k: np.concatenate([*map(np.asarray, values)]) for k, values in part.items()} for part in parts]
+        except tf.errors.OpError as error:
+            reason = str(error.message).strip().partition("\n")[0][:300]
+            raise RunError(
+                f"{name(start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
+            ) from error
+        return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
+
+    def explain_failure(self, row: int) -> str:
+        """Says why a row has no prediction."""
+        return "the model computes NaN"
+
+    def _compute(self, arrays: Mapping[str, Array], start: int) -> dict[str, Any]:
+        def take(replica: int) -> Any:
+            first = start + replica * self._rows
+            return map_named(lambda name, _: tf.constant(take_rows(arrays[name], first, self._rows)), self._specs)
+
+        if self._replicas == 1:
+            return name_leaves(self._run(take(0)))
+        values = self._strategy.experimental_distribute_values_from_function(
+            lambda context: take(context.replica_id_in_sync_group)
+        )
+        return name_leaves(self._run(values))
+
+
+def take_rows(array: Array, first: int, count: int) -> Array:
+    """Returns rows, and copies of the last one in place of those that there are not."""
+    rows = array[first : first + count]
+    if len(rows) == count:
+        return rows
+    return np.concatenate([rows, np.repeat(array[-1:], count - len(rows), axis=0)])
+
+
+# Columns to arrays ---------------------------------------------------------------------------
+
+
+class InputColumn(NamedTuple):
+    """The values of a column, [rows, values of a row], and in which rows some are missing: [rows] bool."""
+
+    name: str
+    values: Array
+    is_missing: Array
+
+
+def convert_to_inputs(
+    specs: Mapping[str, tf.TensorSpec], form: InputForm, rows: RowBatch, report: RowReport, decode: Decode | None = None
+) -> tuple[dict[str, Array], Array]:
+    """Converts rows to the inputs of a model, and reports what is not as in training.
+
+    Args:
+        specs: of the inputs.
+        form: which columns these are, and how the run read them.
+        rows: of the table.
+        report: counts bad rows, unknown categories and missing values.
+        decode: of the model.
+
+    Returns:
+        The inputs of the good rows, [good, ...] by name, and which rows are good: [rows] bool.
+
+    Raises:
+        RunError: if a row is bad and the report does not allow it.
+    """
+    is_malformed = np.zeros(len(rows.table), bool)
+    is_malformed[[place - rows.first for place in rows.faults]] = True
+    problems = [Problem("fields", is_malformed, lambda row: rows.faults[rows.first + row])]
+    found: dict[str, list[InputColumn]] = {}
+    for name, spec in specs.items():
+        columns = {column: rows.table[column] for column in form.columns[name]}
+        if is_picture(next(iter(columns.values())).type):
+            read = partial(read_pictures, spec, name, decode=decode, is_malformed=is_malformed, problems=problems)
+            found[name] = [read(each) for each in columns.values()]
+        else:
+            convert = partial(convert_column, spec, can_miss=name in form.filled, problems=problems)
+            found[name] = [convert(column, each, reader=form.find_reader(column)) for column, each in columns.items()]
+    problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
+    report.add_problems(problems, rows.first)
+    is_good = ~np.any([each.is_bad for each in problems], axis=0)
+    for name, parts in found.items():
+        for part in parts:
+            units = count_other_units(rows.table, part.name, form.find_reader(part.name), is_good=is_good)
+            report.add_units(part.name, units)
+            missing = int((part.is_missing & is_good).sum()) - units.total()
+            report.add_missing(part.name, missing, form.filled.get(name))
+            if name in form.categories:
+                words, known = part.values[is_good].ravel(), form.readers[name].known
+                report.add_categories(part.name, words, known, has_rare=name in form.many_words)
+    joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
+    return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
+
+
+def count_other_units(table: Any, name: str, reader: ColumnReader, is_good: Array) -> Counter[str]:
+    """Counts the numbers of a column, in good rows, whose unit training did not have, by their unit."""
+    if not reader.has_unit:  # such as pictures, which have no column of this name
+        return Counter()
+    column = table[name] if is_good.all() else table[name].filter(pyarrow.array(is_good))
+    return reader.count_other_units(reader.clean(column))
+
+
+def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:
+    """Returns the values of an input, [rows, *shape]."""
+    values = [column.values for column in columns]
+    joined = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
+    return joined.reshape(len(joined), *spec.shape[1:])
+
+
+def read_pictures(
+    spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None, is_malformed: Array, problems: list[Problem]
+) -> InputColumn:
+    """Decodes the pictures of an input; appends those that cannot be read to `problems`. They are zeros."""
+    assert decode is not None
+    if types.is_struct(column.type):  # as the library datasets keeps pictures
+        column = compute.struct_field(column, "bytes")
+    pictures = np.array([picture or b"" for picture in column.to_pylist()], object)
+
+    def decode_some(part: Array) -> Array | None:
+        given = tf.constant(part, tf.string)
+        try:
+            return np.asarray(decode({name: given})[name] if name else decode(given))
+        except tf.errors.OpError:
+            return None
+
+    def decode_each(part: Array) -> list[Array | None]:
+        whole = decode_some(part)
+        if whole is not None:
+            return list(whole)
+        return [None if each is None else each[0] for each in (decode_some(part[n : n + 1]) for n in range(len(part)))]
+
+    parts = [pictures[first : first + AT_ONCE] for first in range(0, len(pictures), AT_ONCE)]
+    with ThreadPoolExecutor(DECODERS) as pool:
+        decoded = [each for part in pool.map(decode_each, parts) for each in part]
+    is_bad = np.array([each is None for each in decoded]) & ~is_malformed
+    problems.append(Problem("picture", is_bad, lambda row: "it is no whole JPEG, PNG, BMP or GIF"))
+    blank = np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)
+    values = np.stack([blank if each is None else each for each in decoded])
+    return InputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool))
+
+
+def convert_column(
+    spec: tf.TensorSpec, name: str, column: Any, reader: ColumnReader, can_miss: bool, problems: list[Problem]
+) -> InputColumn:
+    """Converts a column of an input, and appends the problems of its rows to `problems`."""
+    count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
+    is_whole, flat = np.ones(count, bool), column
+    if is_list(column.type):
+        flat, lengths = flatten_lists(column)
+        is_whole = lengths == size
+        problems.append(Problem(name, ~is_whole, lambda row: f"{name} has {lengths[row]} values, expected {size}"))
+        if not is_whole.all():
+            flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
+    converted, is_unusable, expected = reader.convert(flat, np.dtype(spec.dtype.as_numpy_dtype))
+    absent = find_missing(converted, reader.kind) & ~is_unusable
+    is_bad = is_unusable if can_miss else is_unusable | absent
+
+    def explain(row: int) -> str:
+        value = column[row].as_py()
+        has_none = value is None or (not is_list(column.type) and absent[row])
+        return f"{name} {'is missing' if has_none else f'is {str(value)[:80]}'}, expected {expected}"
+
+    def widen(values: Array) -> Array:
+        if is_whole.all():
+            return values.reshape(count, size)
+        whole = np.zeros((count, size), values.dtype)
+        whole[is_whole] = values.reshape(-1, size)
+        return whole
+
+    problems.append(Problem(name, np.any(widen(is_bad), axis=1), explain))
+    return InputColumn(name, widen(converted), np.any(widen(absent), axis=1))
+
+
+def find_missing(values: Array, kind: str | None) -> Array:
+    """Returns which numbers or dates are missing: [n] bool."""
+    if kind == DATE:
+        return np.asarray(values == "")
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+
+
+def flatten_lists(column: Any) -> tuple[Any, Array]:
+    """Returns the values of lists, or of lists of lists, in order, and how many of them each row has: [rows] int."""
+    column, lengths = column.combine_chunks(), np.ones(len(column), np.int64)
+    while is_list(column.type):
+        inner = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(lengths)
+        totals = np.concatenate([[0], np.cumsum(inner)])
+        lengths = totals[ends] - totals[ends - lengths]
+        column = column.flatten()
+    return pyarrow.chunked_array([column]), lengths

@@ -1,0 +1,305 @@
+"""Opens what `--input` names: a table, a folder of pictures or texts, `.npz`, TFRecord files, a Hugging Face folder.
+
+No TensorFlow before the first record of a TFRecord file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+
+from scaleflow.dataset.npz import open_arrays
+from scaleflow.dataset.reading.files import (
+    ALL,
+    PICTURE_SUFFIXES,
+    RECORD_SUFFIXES,
+    TEXT_SUFFIXES,
+    has_suffix,
+    list_in_store,
+    match_files,
+)
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.tables.files import TableFiles, open_file, prepare_tables
+from scaleflow.errors import ConfigError, RunError, read_reason
+from scaleflow.evaluation.predictions import to_column
+from scaleflow.features.predict.reading import (
+    FileRows,
+    RowBatch,
+    RowSource,
+    format_columns,
+    read_places,
+    to_word,
+    to_words,
+)
+from scaleflow.files.object_store import is_store_address
+from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
+from scaleflow.interfaces import LearnedState, name_leaves
+
+#: Threads that read files of one row each.
+THREADS = 8
+
+#: The column with the path of a file, and those with what is in it.
+FILE, PICTURE, TEXT = "file", "picture", "text"
+
+#: Files of which each is a prompt of a language model.
+PROMPT_SUFFIXES = (*TEXT_SUFFIXES, ".md")
+
+#: The files by which a folder that `datasets` has saved is recognised: of one split, and of several.
+SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
+
+
+def open_input(path: str, delimiter: str | None, state: LearnedState, selected: Sequence[str] = ()) -> RowSource:
+    """Opens what the user names.
+
+    Args:
+        path: a file, a glob or a folder.
+        delimiter: between the fields of a CSV file; None: that of the run.
+        state: what the model takes, and how its run read its data.
+        selected: the columns that the user names.
+
+    Raises:
+        ConfigError: if there is no such file, or it cannot be read.
+    """
+    if Path(path, SAVED_SPLITS).is_file():
+        splits = sorted(each.parent.name for each in Path(path).glob(f"*/{SAVED_SPLIT}"))
+        raise ConfigError(f"--input {path}: has the splits {', '.join(splits)}; use --input {path.rstrip('/')}/NAME")
+    if Path(path, SAVED_SPLIT).is_file():
+        return open_saved_dataset(path, state.reading)
+    files = list_input_files(path)
+    pictures, texts, records, arrays = (
+        [file for file in files if has_suffix(file, suffixes)]
+        for suffixes in (PICTURE_SUFFIXES, TEXT_SUFFIXES, RECORD_SUFFIXES, (".npz",))
+    )
+    if pictures and state.pictures:
+        return open_files(pictures, PICTURE)
+    if texts:
+        return open_files(texts, TEXT)
+    if pictures:
+        raise ConfigError(
+            f"--input {path}: has pictures, and the model was trained on arrays of pixels; use an .npz file"
+        )
+    if records:
+        return open_records(path, records, state)
+    if arrays:
+        return open_npz(path, arrays, state, selected=selected)
+    return open_table(path, delimiter, state.reading, inputs=[name for name in name_leaves(state.inputs) if name])
+
+
+def list_input_files(path: str) -> Sequence[str]:
+    """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
+    if is_store_address(path):
+        scheme = path.partition("://")[0]
+        return [f"{scheme}://{name}" for name in list_in_store("--input", path)[1] if "/_" not in name]
+    found = match_files(path, f"--input {path}")
+    if found is None:
+        files = (file for file in Path(path).rglob("*") if file.is_file())
+        found = sorted(str(file) for file in files if not any(p[0] in "._" for p in file.relative_to(path).parts))
+    if not found:
+        raise ConfigError(f"--input {path}: the folder has no files")
+    return found
+
+
+# Tables --------------------------------------------------------------------------------------
+
+
+def open_table(
+    path: str, delimiter: str | None = None, reading: Mapping[str, Any] = {}, inputs: Collection[str] = ()
+) -> RowSource:
+    """Finds the files of a table and reads the names of their columns.
+
+    Args:
+        path: a file, a glob, or a folder with files of one format; also addresses in an object store. The names of
+            subfolders may be columns, such as `year=2024`.
+        delimiter: between the fields of a CSV file; None: that of the run.
+        reading: how the run read its own files; a delimiter that is a comma also means a tab in `.tsv` files.
+        inputs: the names of the model's inputs, by which a header line is recognised.
+
+    Raises:
+        ConfigError: if there is no such file, a file cannot be read, or formats or columns differ.
+    """
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
+        raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
+    files, form = list_input_files(path), CsvForm()
+    if find_format(files[0], "--input") == "csv":
+        usual, encoding = to_word(reading.get("delimiter")), to_word(reading.get("encoding")) or form.encoding
+        form = CsvForm(delimiter or (usual if usual != "," else None), to_words(reading.get("header")) or (), encoding)
+    elif delimiter is not None:
+        raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
+    table = prepare_tables({ALL: [*files]}, path, form, cache=LearnedCache(None, path), key="--input")
+    if table.csv.header:
+        table.csv = replace(table.csv, header=find_header(table, inputs, to_word(reading.get("target"))))
+    table.name_columns([table.read_schema(file) for file in files])
+    table.use(table.names)
+    counts = {file: table.count_rows(file) for file in files}
+    rows = None if None in counts.values() else sum(filter(None, counts.values()))
+    found = FileRows(counts, partial(read_file_rows, table))
+    return RowSource(files, table.used, found.read, name=found.name, rows=rows, delimiter=table.csv.delimiter)
+
+
+def read_file_rows(
+    table: TableFiles, file: str, columns: Sequence[str], at_once: int
+) -> Iterator[tuple[Any, dict[int, str]]]:
+    """Yields the rows of a file as `TableFiles.read_in_order` does. Raises RunError if it cannot be read."""
+    first = 0
+    try:
+        for part, malformed in table.read_in_order(file, columns, at_once):
+            yield part, malformed
+            first += len(part)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ConfigError) as error:
+        reason = str(error) if isinstance(error, ConfigError) else explain_arrow_error(error)
+        raise RunError(f"{file}: cannot be read after row {first}: {reason}") from error
+
+
+def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
+    """Returns the names of the columns of CSV files without a header line: all, all but the target, or the inputs.
+
+    Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
+    """
+    header, file = table.csv.header, table.by_split[ALL][0]
+    fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names
+    if set(inputs or header) <= set(fields):
+        return ()
+    without_target, only_inputs = ([n for n in header if n != target], [n for n in header if n in inputs])
+    for names in (header, without_target, only_inputs):
+        if len(names) == len(fields):
+            return tuple(names)
+    raise ConfigError(
+        f"--input {file}: its rows have {len(fields)} fields, and the run's dataset.header names {len(header)}: "
+        f"{', '.join(header)}; write a header line with the names"
+    )
+
+
+# Other files ---------------------------------------------------------------------------------
+
+
+def open_text_files(path: str) -> RowSource | None:
+    """Opens files of prompts, each a row; returns None for other files. Raises ConfigError if there are none."""
+    files = list_input_files(path)
+    return open_files(files, TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
+
+
+def open_files(files: Sequence[str], column: str) -> RowSource:
+    """Opens files that are a row each: the path, and the bytes of a picture or the text in it, in `column`.
+
+    A file that cannot be read, or a text that is no UTF-8, is malformed.
+    """
+    type_ = pyarrow.binary() if column == PICTURE else pyarrow.string()
+    schema = pyarrow.schema([(FILE, pyarrow.string()), (column, type_)])
+
+    def read(columns: list[str], first: int, end: int) -> RowBatch:
+        with ThreadPoolExecutor(THREADS) as pool:
+            values, faults = zip(*pool.map(lambda file: read_file(file, column == TEXT), files[first:end]), strict=True)
+        table = pyarrow.table([pyarrow.array(files[first:end]), pyarrow.array(values, type_)], schema=schema)
+        return RowBatch(first, table.select(columns), {first + row: why for row, why in enumerate(faults) if why})
+
+    read_all, count = read_places(len(files), read), len(files)
+    return RowSource(files, schema, read_all, name=files.__getitem__, rows=count, values=(column,), labels=(FILE,))
+
+
+def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
+    """Returns what is in a file, and why it cannot be read; one of them is empty."""
+    try:
+        with open_file(path) as file:
+            content = file.read()
+        return (content.decode() if is_text else content), ""
+    except OSError as error:
+        return ("" if is_text else b""), f"it cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        return "", "it is not UTF-8"
+
+
+def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Sequence[str]) -> RowSource:
+    """Opens an `.npz` file: the arrays of the model's inputs, and those of the same length."""
+    if len(files) > 1:
+        raise ConfigError(f"--input {path}: has {len(files)} .npz files; use one of them")
+    arrays = {name: each for name, each in open_arrays(files[0], "--input").items() if each.ndim}
+    is_single = "" in name_leaves(state.inputs)
+    names = list(selected) if is_single else list(name_leaves(state.inputs))
+    if not names:  # as the training named it, or the only one
+        known = find_input(state.reading) or "x"
+        names = [known] if known in arrays else list(arrays)
+    found = f"the arrays are {format_columns(list(arrays))}"
+    if missing := [name for name in names if name not in arrays]:
+        raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {found}")
+    if is_single and len(names) != 1:
+        raise ConfigError(f"--input {path}: {found}; name that of the model with --columns NAME")
+    (rows, *others) = {len(arrays[name]) for name in names}
+    if others:
+        raise ConfigError(f"--input {path}: the arrays {format_columns(names)} have different lengths")
+
+    def read(columns: Sequence[str], first: int, end: int) -> RowBatch:
+        table = pyarrow.table({name: to_column(np.asarray(arrays[name][first:end])) for name in columns})
+        return RowBatch(first, table)
+
+    schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
+    read_all, values = read_places(rows, read), names if is_single else ()
+    return RowSource(files, schema, read_all, name=partial(name_row, files[0]), rows=rows, values=values)
+
+
+def name_row(path: str, place: int) -> str:
+    return f"{path}, row {place + 1}"
+
+
+def find_input(reading: Mapping[str, Any]) -> str | None:
+    """Returns the array, column or feature that a run read its single input from; None if it is not known."""
+    return to_word(reading.get("input")) or to_word(reading.get("inputs"))
+
+
+def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSource:
+    """Opens TFRecord files of the run's features; the column of the input only.
+
+    Raises ConfigError if the run read no such files: it does not describe their features.
+    """
+    name, described = find_input(state.reading) or "", name_leaves(state.inputs).get("")
+    features = state.reading.get("features")
+    if described is None or not isinstance(features, dict) or name not in features:
+        raise ConfigError(
+            f"--input {path}: are TFRecord files, whose features only a run of dataset=tfrecord describes; use a table "
+            "or an .npz file"
+        )
+    if "" in state.pictures:
+        type_ = pyarrow.binary()
+    elif described.dtype == "string":
+        type_ = pyarrow.string()
+    else:
+        type_ = to_column(np.zeros((0, *described.shape), described.dtype)).type
+    compression = (to_word(state.reading.get("compression")) or "").upper().removeprefix("NONE")
+
+    def read(file: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
+        from scaleflow.dataset.tfrecord import read_inputs
+
+        for values in read_inputs(file, name, features[name], compression=compression, at_once=at_once):
+            column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
+            yield pyarrow.table({name: column}), {}
+
+    rows = FileRows(dict.fromkeys(files), read)
+    return RowSource(files, pyarrow.schema([(name, type_)]), rows.read, name=rows.name, values=(name,))
+
+
+def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
+    """Opens a folder that `datasets.Dataset.save_to_disk` wrote. Raises ConfigError if it cannot be read."""
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(f"--input {path}: datasets is not installed; pip install 'scaleflow[datasets]'") from error
+    try:
+        rows = datasets.load_from_disk(path).with_format("arrow")
+    except Exception as error:  # of a file, or of what is in it
+        raise ConfigError(f"--input {path}: cannot be read: {read_reason(error)}") from error
+
+    def read(columns: list[str], first: int, end: int) -> RowBatch:
+        return RowBatch(first, rows.select_columns(columns)[first:end])
+
+    schema = rows.features.arrow_schema
+    values = [name for name in schema.names if name == find_input(reading)]
+    read_all, count = read_places(len(rows), read), len(rows)
+    return RowSource((path,), schema, read_all, name=partial(name_row, path), rows=count, values=values)

@@ -1,0 +1,68 @@
+"""`--explain`: columns that say how much each column of a row contributes to its prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.evaluation.predictions import PredictionColumns, spread, to_column
+from scaleflow.features.predict.reading import Array
+from scaleflow.interfaces import LearnedState, name_leaves
+from scaleflow.interfaces.formatting import format_number, join_first
+from scaleflow.serving.reasons import LAYER, TYPICAL, Explainer
+
+if TYPE_CHECKING:
+    from scaleflow.features.predict.chunks import RowModel
+
+#: The most values of a layer that get a column each; more are a list.
+MOST_COLUMNS = 1000
+
+
+def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explainer:
+    """Makes what explains the predictions of a model. Raises ConfigError if that is not possible."""
+    inputs = {name: (tuple(each.shape), each.dtype) for name, each in name_leaves(state.inputs).items()}
+    try:
+        return Explainer(inputs, predicted.outputs, state.schema)
+    except ValueError as error:
+        raise ConfigError(f"--explain: needs {error}; leave it out") from error
+
+
+@dataclass(frozen=True)
+class ExtendedColumns(PredictionColumns):
+    """The columns of predictions, and further ones: reasons, the outputs of a layer."""
+
+    more: Mapping[str, Array] = field(default_factory=dict)  # arrays of no rows of them, by name
+
+    def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
+        found = super().convert({name: values[name] for name in self.outputs})
+        for key, empty in self.more.items():
+            name, each = key.removeprefix(LAYER), values.get(key, empty)
+            is_wide = max(empty.shape) > MOST_COLUMNS
+            added = {name: to_column(each)} if is_wide else spread(name, each, None)
+            if twice := found.keys() & added.keys():
+                raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")
+            found |= added
+        return found
+
+
+def describe_cost(explainer: Explainer) -> str:
+    """Returns what the reasons cost, and what they are measured from, for a note."""
+    shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in explainer.typical.items()]
+    typical = f"; {TYPICAL} is that for a typical row of the training ({join_first(shown)})" if shown else ""
+    return f"--explain: {explainer.cost}{typical}"
+
+
+class ExplainingModel:
+    """A model that returns reasons, too."""
+
+    def __init__(self, model: RowModel, explainer: Explainer) -> None:
+        self.inputs, self.decode, self.batch_size = model.inputs, model.decode, model.batch_size
+        self.explain_failure = model.explain_failure
+        self._model, self._explainer = model, explainer
+
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
+        """Returns the outputs, and the reasons by the names of their columns."""
+        outputs = self._model.predict(arrays, name)
+        return outputs | self._explainer.explain(lambda rows: self._model.predict(rows, name), arrays, outputs)

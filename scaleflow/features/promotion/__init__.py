@@ -1,0 +1,1 @@
+"""Champion and challenger on the same examples."""

@@ -1,0 +1,1 @@
+"""Learning rates, batch sizes and settings, found by trying them."""

@@ -1,0 +1,134 @@
+"""What a feature is: an optional part of scaleflow, in a folder of its own, which declares what it adds.
+
+A feature of scaleflow is a package `scaleflow/features/NAME` with a module `feature.py` that has a `Feature` called
+`FEATURE`. An installed package adds one by an entry point:
+
+    [project.entry-points."scaleflow.features"]
+    my_feature = "my_package.feature:FEATURE"
+
+The core asks `list_features()`, and names none of them. Without its folder, a feature is gone: its words are refused as
+unknown, and everything else works. Declarations are read by each command, so they import nothing heavy: they name
+modules as text, which are imported when they are used.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from scaleflow.errors import ConfigError
+
+#: The group of the entry points of installed packages.
+ENTRY_POINTS = "scaleflow.features"
+
+#: The folder of scaleflow's own features.
+FOLDER = Path(__file__).parents[1] / "features"
+
+#: The titles under which `scaleflow --help` lists commands.
+CommandGroup = Literal["before a run", "tracked runs", "tracked models"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command besides the run itself: `scaleflow NAME ...`."""
+
+    name: str  # as it is typed after `scaleflow`
+    about: str  # a line for `scaleflow --help`
+    module: str  # the dotted name of the module with `main(words)`, which returns the exit code
+    group: CommandGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """What one optional part adds to scaleflow."""
+
+    name: str
+    about: str = ""
+    commands: Sequence[Command] = ()
+    #: Names of the Python package `scaleflow`, such as `check_data`, each with the module that defines it.
+    public_names: Mapping[str, str] = field(default_factory=dict)
+    #: Engines of `cluster`, each as "module:NAME of a ClusterEngine".
+    engines: Sequence[str] = ()
+    #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
+    conf: str = ""
+    warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
+    #: Other features that it imports. Without them, it is skipped.
+    needs: Sequence[str] = ()
+
+
+@cache
+def list_features() -> Mapping[str, Feature]:
+    """Returns the features by their names, in alphabetical order.
+
+    A feature that cannot be imported, or that needs one which is not there, is named on standard error and skipped.
+
+    Raises:
+        ConfigError: if two features have the same name.
+    """
+    features: dict[str, Feature] = {}
+    for source, load in list_declarations():
+        try:
+            feature = load()
+            if not isinstance(feature, Feature):
+                raise TypeError(f"{type(feature).__name__} is no Feature")
+        except Exception as error:
+            skip_feature(source, f"it cannot be imported: {error}")
+            continue
+        if feature.name in features:
+            raise ConfigError(f"{source}: there is another feature {feature.name!r}; uninstall one of the two packages")
+        features[feature.name] = feature
+    return drop_incomplete(features)
+
+
+def list_declarations() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yields the place of each feature, for messages, and a function that imports its declaration."""
+    for path in sorted(FOLDER.glob("*/feature.py")):
+        name = path.parent.name
+        yield name, partial(import_named, f"scaleflow.features.{name}.feature:FEATURE")
+    for point in entry_points(group=ENTRY_POINTS):
+        yield f"the entry point {point.name} = {point.value}", point.load
+
+
+def drop_incomplete(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Returns the features that have all others that they need."""
+    kept = dict(sorted(features.items()))
+    while True:
+        incomplete = [each for each in kept.values() if not set(each.needs) <= set(kept)]
+        if not incomplete:
+            return kept
+        for feature in incomplete:
+            missing = ", ".join(sorted(set(feature.needs) - set(kept)))
+            skip_feature(feature.name, f"it needs {missing}, which is not there")
+        for feature in incomplete:
+            del kept[feature.name]
+
+
+def skip_feature(source: str, why: str) -> None:
+    print(f"scaleflow: the feature {source} is skipped: {why}", file=sys.stderr)
+
+
+def import_named(place: str) -> Any:
+    """Returns what "module:NAME" names."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def list_conf_folders() -> list[Path]:
+    """Returns the folders with scaleflow's config options: its own, and those of features."""
+    folders = [FOLDER.parent / "conf"]
+    for feature in list_features().values():
+        spec = find_spec(feature.conf) if feature.conf else None
+        if spec is not None:
+            folders += [Path(place) for place in spec.submodule_search_locations or ()]
+    return folders
+
+
+def list_option_files(group: str) -> list[Path]:
+    """Returns the YAML files of a config group, those of features included, in the order of the options' names."""
+    files = [path for folder in list_conf_folders() for path in (folder / group).glob("*.yaml")]
+    return sorted(files, key=lambda path: path.stem)

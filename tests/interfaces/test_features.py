@@ -1,0 +1,74 @@
+"""How features are found."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import features
+from scaleflow.interfaces.features import Feature, drop_incomplete, list_features
+
+MINE = Feature(name="mine")
+DOCTOR = Feature(name="doctor")
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """The entry points that installed packages have."""
+    points: list[EntryPoint] = []
+    monkeypatch.setattr(features, "entry_points", lambda group: points)
+    list_features.cache_clear()
+    yield points
+    list_features.cache_clear()
+
+
+def point(value: str) -> EntryPoint:
+    return EntryPoint("theirs", value, features.ENTRY_POINTS)
+
+
+def test_an_installed_package_adds_a_feature(found: list[EntryPoint]) -> None:
+    assert "mine" not in list_features()
+    list_features.cache_clear()
+    found.append(point(f"{__name__}:MINE"))
+    assert list_features()["mine"] is MINE
+    assert list(list_features()) == sorted(list_features())
+
+
+def test_a_feature_that_cannot_be_imported_is_named_and_skipped(
+    found: list[EntryPoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found += [point("no_such_module:FEATURE"), point(f"{__name__}:point"), point(f"{__name__}:ABSENT")]
+    names = set(list_features())
+    assert {"doctor", "pipelines"} <= names
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    start = "scaleflow: the feature the entry point theirs"
+    assert (
+        lines[0]
+        == f"{start} = no_such_module:FEATURE is skipped: it cannot be imported: No module named 'no_such_module'"
+    )
+    assert lines[1].endswith("it cannot be imported: function is no Feature")
+    assert "has no attribute 'ABSENT'" in lines[2]
+
+
+def test_two_features_with_one_name_are_refused(found: list[EntryPoint]) -> None:
+    found.append(point(f"{__name__}:DOCTOR"))
+    with pytest.raises(ConfigError, match="there is another feature 'doctor'"):
+        list_features()
+
+
+def test_a_feature_whose_needs_are_not_there_is_skipped_and_so_are_those_that_need_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {
+        "first": Feature(name="first", needs=("absent",)),
+        "other": Feature(name="other"),
+        "second": Feature(name="second", needs=("first", "other")),
+    }
+    assert list(drop_incomplete(given)) == ["other"]
+    assert capsys.readouterr().err.splitlines() == [
+        "scaleflow: the feature first is skipped: it needs absent, which is not there",
+        "scaleflow: the feature second is skipped: it needs first, which is not there",
+    ]
