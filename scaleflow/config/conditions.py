@@ -67,6 +67,7 @@ def parse_condition(text: str) -> Sequence[Term]:
     return [parse_term(part) for part in text.split(" & ")]
 
 
+@functools.cache  # many conditions share terms
 def parse_term(text: str) -> Term:
     for symbol, compare in OPERATORS.items():
         key, found, operand = text.partition(symbol)
