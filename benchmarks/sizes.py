@@ -1,4 +1,4 @@
-"""How the time of the default run on a table grows with its columns and its rows; draws docs/pictures/sizes.png.
+"""How the time of the default run on a table grows with its columns and its rows; draws docs/pictures/sizes.svg.
 
     python -m benchmarks.sizes                            # ten minutes on two cores
     python -m benchmarks.sizes --columns 10 100 --rows    # some of the sizes, or none
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import run_scaleflow
+from scaleflow.pages.charts import Chart, choose_colours, compose_picture, draw_legend
 
 #: The rows of tables of several widths, and the columns of tables of several lengths.
 ROWS, COLUMNS = 10_000, 20
@@ -33,7 +34,7 @@ PARTS = {
     "export": ("exporting",),
 }
 
-PICTURE = Path("docs/pictures/sizes.png")
+PICTURE = Path("docs/pictures/sizes.svg")
 
 
 def write_table(path: Path, rows: int, columns: int) -> None:
@@ -70,19 +71,21 @@ def sum_parts(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def draw(measured: Mapping[str, Mapping[int, Mapping[str, float]]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure((10, 4), layout="constrained")
-    axes = figure.subplots(1, len(measured), sharey=True, squeeze=False)[0]
-    for axis, (what, by_size) in zip(axes, measured.items(), strict=True):
-        for part in ("run", *PARTS):
-            style = {"linewidth": 2.5, "color": "black"} if part == "run" else {}
-            axis.plot(list(by_size), [each[part] for each in by_size.values()], marker="o", label=part, **style)
-        axis.set(xscale="log", yscale="log", xlabel=what)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
-    figure.savefig(PICTURE, dpi=100)
+    parts = ("run", *PARTS)
+    colours = dict(zip(parts, ("var(--text)", *choose_colours(len(PARTS))), strict=True))
+    seconds = [value for by_size in measured.values() for found in by_size.values() for value in found.values()]
+    row = []
+    for what, by_size in measured.items():
+        sizes = list(by_size)
+        ends = (min(sizes), max(sizes)), (min(seconds), max(seconds))
+        x_ticks = {size: f"{size:,}" for size in sizes}
+        chart = Chart(what, *ends, labels=(what, "seconds"), size=(400, 360), x_ticks=x_ticks, log="xy")
+        for part, colour in colours.items():
+            values = [found[part] for found in by_size.values()]
+            chart.add_line(sizes, values, colour=colour).add_points(sizes, values, colour=colour)
+        row.append(chart.to_svg())
+    picture = compose_picture("seconds of the parts of a run", [[*row, draw_legend(list(colours.items()))]])
+    PICTURE.write_text(picture, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,7 +66,7 @@ class Chart:
         size: (width, height) in pixels.
         left: pixels between the left edge and the axes.
         x_ticks, y_ticks: labels by their places on the axis; None: round numbers.
-        is_log: whether the x axis is logarithmic; its ends are above 0.
+        log: the axes that are logarithmic, `x`, `y` or `xy`; their ends are above 0.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class Chart:
         left: int = LEFT,
         x_ticks: Mapping[float, str] | None = None,
         y_ticks: Mapping[float, str] | None = None,
-        is_log: bool = False,
+        log: str = "",
     ) -> None:
         self.title = title
         self._size = size
         self._left = left
-        self._is_log = is_log
         self._ends = tuple((low, high if high > low else low + 1) for low, high in (x, y))
+        self._is_log = "x" in log, "y" in log
         self._parts: list[str] = []
         bottom, right = size[1] - BOTTOM, size[0] - RIGHT
         if x_ticks is None:
-            places = choose_log_ticks(*self._ends[0]) if is_log else choose_ticks(*self._ends[0])
-            x_ticks = {place: format_number(place) for place in places}
+            x_ticks = self._label_ticks(0)
         if y_ticks is None:
-            y_ticks = {place: format_number(place) for place in choose_ticks(*self._ends[1])}
+            y_ticks = self._label_ticks(1)
         for place, label in x_ticks.items():
-            self._parts.append(text(self._x(place), bottom + 16, label, anchor="middle", kind="faint"))
+            at = min(self._x(place), size[0] - LETTER * len(label) / 2)  # the last one would be cut
+            self._parts.append(text(at, bottom + 16, label, anchor="middle", kind="faint"))
         for place, label in y_ticks.items():
             at = self._y(place)
             self._parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -104,15 +104,22 @@ class Chart:
         turned = text(-(TOP + bottom) / 2, 13, labels[1], anchor="middle")
         self._parts.append(f'<g transform="rotate(-90)">{turned}</g>')
 
+    def _label_ticks(self, axis: int) -> dict[float, str]:
+        choose = choose_log_ticks if self._is_log[axis] else choose_ticks
+        return {place: format_number(place) for place in choose(*self._ends[axis])}
+
+    def _find_share(self, axis: int, value: float) -> float:
+        """Returns how far along an axis a value is, from 0 to 1."""
+        low, high = self._ends[axis]
+        if self._is_log[axis]:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
     def _x(self, value: float) -> float:
-        low, high = self._ends[0]
-        if self._is_log:
-            value, low, high = math.log(value), math.log(low), math.log(high)
-        return self._left + (value - low) / (high - low) * (self._size[0] - self._left - RIGHT)
+        return self._left + self._find_share(0, value) * (self._size[0] - self._left - RIGHT)
 
     def _y(self, value: float) -> float:
-        low, high = self._ends[1]
-        return self._size[1] - BOTTOM - (value - low) / (high - low) * (self._size[1] - TOP - BOTTOM)
+        return self._size[1] - BOTTOM - self._find_share(1, value) * (self._size[1] - TOP - BOTTOM)
 
     def add_line(self, x: Numbers, y: Numbers, kind: str = "line", colour: str = "") -> Chart:
         """Adds a line; `kind` is its style: `line`, `line other` or `rule`. A `colour` replaces the style's."""

@@ -104,7 +104,7 @@ def plot_over_key(key: str, jobs: Labelled) -> str | None:
     numbers = [number for number in (parse_number(value) for value, _ in points) if number is not None]
     if len(numbers) == len(points):
         is_log = min(numbers) > 0 and max(numbers) >= 50 * min(numbers)
-        chart = Chart(key, (min(numbers), max(numbers)), ends, labels=(key, metric), is_log=is_log)
+        chart = Chart(key, (min(numbers), max(numbers)), ends, labels=(key, metric), log="x" if is_log else "")
         chart.add_points(numbers, results)
         return compose_picture(f"{metric} over {key}", [[chart.to_svg()]])
     rows = {value: -float(place) for place, value in enumerate(values)}  # the first at the top

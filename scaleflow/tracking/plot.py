@@ -63,7 +63,7 @@ def draw_trial(table: Path, word: str, value: float) -> Path:
         size=(640, 380),
         left=80,
         x_ticks=x_ticks,
-        is_log=True,
+        log="x",
     )
     points = [(x, y) for x, y in zip(settings, measured, strict=True) if low <= y <= high]
     chart.add_points([x for x, _ in points], [y for _, y in points])

@@ -46,7 +46,7 @@ def test_a_wide_logarithmic_axis_has_few_ticks() -> None:
 
 
 def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis() -> None:
-    chart = Chart("t", (1, 100), (0, 1), labels=("x", "y"), is_log=True).add_line([1, 10, 100], [0, 0, 0])
+    chart = Chart("t", (1, 100), (0, 1), labels=("x", "y"), log="x").add_line([1, 10, 100], [0, 0, 0])
     (line,) = ElementTree.fromstring(chart.to_svg()).iter(f"{SVG}polyline")
     places = [float(point.partition(",")[0]) for point in line.attrib["points"].split()]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
