@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.config import Plan
 
 #: The group of the entry points of installed packages.
 ENTRY_POINTS = "scaleflow.features"
@@ -43,6 +44,10 @@ class Command:
     group: CommandGroup
 
 
+def is_always_used(plan: Plan) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """What one optional part adds to scaleflow."""
@@ -56,6 +61,10 @@ class Feature:
     engines: Sequence[str] = ()
     #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
     conf: str = ""
+    #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
+    worker: str = ""
+    #: Returns whether a plan uses the feature. If not, the modules of its hooks are not imported.
+    is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
     #: Other features that it imports. Without them, it is skipped.
     needs: Sequence[str] = ()
