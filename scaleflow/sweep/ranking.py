@@ -207,7 +207,7 @@ class BestJob:
     @property
     def steps(self) -> int:
         """The updates after which its model was the best; 0 if they are not known."""
-        return int(self.tags.get(BEST_STEPS, 0))
+        return int(self.tags[BEST_STEPS])
 
 
 def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
