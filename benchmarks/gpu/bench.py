@@ -79,9 +79,6 @@ class Run:
         expect(bool(values), f"the run in {self.folder.name} has no {name}")
         return values
 
-    def list_system_metric(self, name: str) -> list[float]:
-        return [event["values"][name] for event in self.events if name in event.get("values", ())]
-
     @property
     def params(self) -> Mapping[str, str]:
         return next((event["params"] for event in self.events if event["event"] == "ready"), {})

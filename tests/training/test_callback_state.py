@@ -28,7 +28,6 @@ def of_keras(name: str, *options: str) -> str:
 
 
 TUNER = "{_target_: tests.training.kept.Tuner}"
-HOLDER = "{_target_: tests.training.kept.Holder}"
 
 #: The accuracy never gains a half, so the rate is lowered after each epoch but the first.
 PLATEAU = of_keras("ReduceLROnPlateau", "monitor: val_accuracy", "patience: 1", "min_delta: 0.5", "factor: 0.5")

@@ -94,7 +94,7 @@ class WarmFork:
 
     def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
         descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
-        self._connection, self._pid = request_process(
+        self._connection, _ = request_process(
             files, descriptors, module=FORK_SERVER_MODULE, environment=make_process_environment()
         )
 
