@@ -62,7 +62,7 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.recording.store_transfer import EventTransfer
-from scaleflow.launcher.run_end import finish_run
+from scaleflow.launcher.run_end import EndTask, finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder import replace_json
@@ -185,7 +185,7 @@ class ProvenanceCollector(threading.Thread):
 MIGRATION_SECONDS = 180.0
 
 
-def run_job(config: DictConfig, started: float) -> Outcome:
+def run_job(config: DictConfig, started: float, end_tasks: Sequence[EndTask]) -> Outcome:
     """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
     The config has its interpolations; the command `started` at a time in seconds since the epoch. Raises ConfigError
@@ -213,7 +213,7 @@ def run_job(config: DictConfig, started: float) -> Outcome:
     except ConfigError:
         remove_created(composed.folder)
         raise
-    return launch_run(run)
+    return launch_run(replace(run, end_tasks=end_tasks))
 
 
 def describe_longer(spec: RunSpec) -> str:
@@ -299,7 +299,7 @@ def launch_run(
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
             for note in list_notes(run, active) if spec.task.trains else ():
                 display.print_line(to_printable(note))
-            return supervise_run(monitor, collector, is_resumed)
+            return supervise_run(monitor, collector, is_resumed, end_tasks=run.end_tasks)
 
 
 def list_notes(run: PreparedRun, active: ActiveRun | None) -> list[str]:
@@ -334,7 +334,9 @@ def share_server(run: PreparedRun, server: str) -> PreparedRun:
     return replace(run, spec=replace(run.spec, server=server))
 
 
-def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool) -> Outcome:
+def supervise_run(
+    monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool, end_tasks: Sequence[EndTask]
+) -> Outcome:
     """Runs a run whose folder is locked; returns the outcome of the command."""
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
@@ -345,7 +347,7 @@ def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resume
     if monitor.refusal is None:
         if collector.error:
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
-        finish_run(monitor)
+        finish_run(monitor, end_tasks)
         if spec.records and spec.task.trains and not (spec.parent and code == FINISHED):
             answer = {"exit_code": code, **answer_run(spec.folder)}
             notify(spec.plan.tracking.notify, monitor.state.name, answer, display=monitor.display)

@@ -32,6 +32,7 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
+from scaleflow.launcher.run_end import EndTask
 from scaleflow.runs import RunFolder, RunSpec, RunState, Task
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
@@ -98,6 +99,7 @@ class PreparedRun:
     resume_number: int = 0  # how many commands have resumed the run, including this one; 0 if the run begins
     is_finished: bool = False  # whether the run to resume is finished, and the command does not make it longer
     has_weights: bool = False  # whether the run to resume has checkpoints, so that it needs no `model.init_from`
+    end_tasks: Sequence[EndTask] = ()  # what the command does after the end of the run
 
 
 def prepare_run(

@@ -1,20 +1,16 @@
-"""The end of a run: promotes its model if `promotion=champion` asks for it, and prints the last lines.
+"""The end of a run: does what the command does afterwards, and prints the last lines.
 
 They say how the run ended, its results, and where they are.
 """
 
 import json
 import os
-import pkgutil
 import shlex
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from scaleflow.config.compose import CommandWords
-from scaleflow.config.trust import list_own_modules
 from scaleflow.config.words import quote_override
-from scaleflow.errors import ScaleflowError, read_reason
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.clock import measure_since
@@ -22,49 +18,18 @@ from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.display import hidden_display
-from scaleflow.launcher.processes.stop import Stopped
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
 
-#: What decides about a promotion. The module is of a layer above this one, and imported only for a promotion.
-PROMOTE = "scaleflow.commands.promotion_steps:promote_if_better"
 
-#: Why a run's model is not promoted, although it could be later.
-NOT_RECORDED = "the run is not recorded completely"
+class EndTask(Protocol):
+    """Work of a command after the end of its run, such as a promotion. It cannot change how the run ended."""
 
+    def run(self, monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
+        """Does the work, unless the run is not one that needs it; returns rows for the last lines.
 
-def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
-    """Promotes the model of a run that has ended, if its plan asks for that; returns rows for the last lines.
-
-    The run stays as it is, whatever comes of it.
-    """
-    spec, state = monitor.spec, monitor.state
-    if spec.plan.promotion.name == "none" or not spec.records or not spec.task.trains or state.status != "FINISHED":
-        return []
-    later = f"{name_command('promote')} {shlex.quote(os.path.relpath(spec.folder))}"
-    if not is_recorded:
-        return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
-    monitor.display.begin_phase(f"deciding about the champion of {spec.plan.promotion.model}")
-    try:
-        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), hidden_display(), monitor.stop)
-    except Exception as error:
-        why = str(error) if isinstance(error, ScaleflowError | Stopped) else read_reason(error)
-        return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
-    model = f"models:/{done.name}/{done.version}"
-    if done.decision.is_promoted:
-        before = "" if done.champion in (None, done.version) else f", before it was version {done.champion}"
-        return [("promoted", f"{model} is the champion{before}")]
-    rows = [("promoted", f"no: {model} has the alias challenger")]
-    return rows + [("" if n else "because", reason) for n, reason in enumerate(done.decision.reasons)]
-
-
-def trust_own_code(spec: RunSpec) -> CommandWords:
-    """Returns the command about a run that uses the code of the user which the run has just used."""
-    modules = list_own_modules(spec.plan.config)
-    folders = [each for each in spec.plan.search if Path(each).is_dir()] if modules else []
-    line = [*name_command("promote").split(), str(spec.folder)]
-    return CommandWords(config_dirs=folders, run_id=str(spec.folder), trusted=modules, line=line)
+        `is_recorded` says whether the store has everything of the run.
+        """
 
 
 #: The constant predictions, by the metric that is their baseline.
@@ -81,8 +46,8 @@ MOST_FINDINGS = 5
 NO_ANSWER = "it does not answer"
 
 
-def finish_run(monitor: RunMonitor) -> None:
-    """Waits for the recorder, and prints how the run ended and where its results are."""
+def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
+    """Waits for the recorder, does the end tasks, and prints how the run ended and where its results are."""
     spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
     folder = os.path.relpath(spec.folder)
     duration = format_duration(measure_since(spec.started))
@@ -93,7 +58,9 @@ def finish_run(monitor: RunMonitor) -> None:
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
     seconds = time.monotonic() - waiting_since
     monitor.read_reports()
-    promoted = promote_run(monitor, is_recorded)
+    done: list[tuple[str, str]] = []
+    for task in end_tasks:
+        done += task.run(monitor, is_recorded)
     if is_recorded:
         display.end_phase()
     display.close()
@@ -114,7 +81,7 @@ def finish_run(monitor: RunMonitor) -> None:
         rows += [("restarts", monitor.restart_advice)]
     if is_recorded:
         rows += recorder.transfer.tracker.describe_links()
-    rows += promoted
+    rows += done
     display.print_summary(rows)
     if not is_recorded:
         how_long = describe_wait(seconds, patience, is_interrupted=monitor.stop.times > signals)
