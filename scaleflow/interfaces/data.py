@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from scaleflow.errors import ConfigError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
     import tensorflow as tf
+
+Part = TypeVar("Part")
 
 
 def name_leaves(structure: Any) -> dict[str, Any]:
@@ -469,6 +471,19 @@ class Rows(Protocol):
 
     def map_targets(self, convert: Callable[[Any], Any]) -> Rows:
         """Returns the examples with other targets; `convert` is traced."""
+
+
+@dataclass(frozen=True)
+class BySplit(Generic[Part]):
+    """What a run has for each of its splits: their rows, or their feeds. The last two are optional."""
+
+    train: Part
+    validation: Part | None
+    test: Part | None
+
+    def by_name(self) -> Mapping[str, Part]:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 class Source(Protocol):

@@ -10,6 +10,6 @@ from scaleflow.training.forward_backward import FreezePhases, TapeForwardBackwar
 from scaleflow.training.loop import Loop, XlaLoop
 from scaleflow.training.metrics_log import MetricsLog, measure_peaks
 from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
-from scaleflow.training.session import Feeds, Length, Session, SessionResult, choose_length_by_size, compute_length
+from scaleflow.training.session import Length, Session, SessionResult, choose_length_by_size, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.xla import check_xla, choose_xla

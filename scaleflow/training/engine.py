@@ -138,7 +138,7 @@ class Engine(ABC):
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run."""
 
-    def begin_freeze_phase(self, epoch: int, train: Feed, *others: Feed | None) -> bool:
+    def begin_freeze_phase(self, epoch: int, train: Feed, *others: Feed) -> bool:
         """Makes trainable what trains in an epoch, if that changes during the run (`model.freeze` by epochs).
 
         Returns:
@@ -159,11 +159,11 @@ class Engine(ABC):
         """Forgets what is traced, and trains only these variables from now on."""
         raise NotImplementedError
 
-    def trace(self, train: Feed, *others: Feed | None) -> None:
+    def trace(self, train: Feed, *others: Feed) -> None:
         """Compiles for these feeds without taking a step, so that errors of the model show early."""
         self._trace_training(train)
         with self._compile_ahead(train):
-            for feed in filter(None, others):
+            for feed in others:
                 self._evaluation.trace(feed)
 
     def _compile_ahead(self, feed: Feed) -> AbstractContextManager[Any]:

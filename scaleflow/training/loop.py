@@ -446,7 +446,7 @@ class XlaLoop(Loop):
             sums, first = sums + more, first + count
         return sums, bad
 
-    def trace(self, train: Feed, *others: Feed | None) -> None:
+    def trace(self, train: Feed, *others: Feed) -> None:
         self.xla = self._chosen = self._chosen or self.xla  # each phase of `freezing` is tried by itself
         if self.xla.mode != "loop":
             super().trace(train, *others)
@@ -460,7 +460,7 @@ class XlaLoop(Loop):
         slow = find_slow_operation(graph)
         with ThreadPoolExecutor(1) as pool:  # XLA compiles while Python traces the evaluations
             compiled = None if slow else pool.submit(function, *position)  # takes no step
-            for feed in filter(None, others):
+            for feed in others:
                 self._evaluation.trace(feed)
             error = compiled.exception() if compiled else None
         if isinstance(error, tf.errors.OpError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training, parse_duration
+from scaleflow.interfaces import BY_SIZE, BySplit, Feed, Snapshot, Training, parse_duration
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, PhaseBegan, RolledBack
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, TimeLimit, WorkerSync, check_finite
@@ -159,41 +159,33 @@ def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
     return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus=surplus)
 
 
-@dataclass(frozen=True)
-class Feeds:
-    """The feeds of a run."""
-
-    train: Feed
-    validation: Feed | None = None
-    test: Feed | None = None
-    #: Whether the data may differ from that of the checkpoint that the run continues from
-    may_have_changed: bool = False
-
-
 class Session:
     """The `Host` of one run, from the first step to the test: decides when it ends, and reports what the engine does.
 
     Args:
         sync: combines the durations and stop signals of the workers.
         checkpointing: saves the state; None for no checkpoints.
+        has_new_data: whether the data may differ from that of the checkpoint that the run continues from.
     """
 
     def __init__(
         self,
         engine: Engine,
         options: Training,
-        feeds: Feeds,
+        feeds: BySplit[Feed],
         log: MetricsLog,
         sync: WorkerSync,
         *,
         checkpointing: Checkpointing | None = None,
         callbacks: Sequence[Any] = (),
         tracer: StepTracer | None = None,
+        has_new_data: bool = False,
     ) -> None:
         self.epoch = 0
         self.step = 0
         self._engine = engine
         self._feeds = feeds
+        self._has_new_data = has_new_data
         self._options = options
         self._log = log
         self._sync = sync
@@ -365,7 +357,7 @@ class Session:
     def restore(self, snapshot: Snapshot) -> None:
         """Continues from a snapshot. Raises ConfigError if the snapshot is from other data, or from another model."""
         for name, value in self._position_inputs().items():
-            if snapshot.host[name] != value and not (self._feeds.may_have_changed and name in OF_DATA):
+            if snapshot.host[name] != value and not (self._has_new_data and name in OF_DATA):
                 advice = ", or add resume_data=changed to continue with other data" if name in OF_DATA else ""
                 raise ConfigError(
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "

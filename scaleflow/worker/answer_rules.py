@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs, Plan
+from scaleflow.interfaces import BySplit, Feed, Outputs, Plan
 from scaleflow.interfaces.config import EvaluationOptions
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.interfaces.learned_state import parse_leaves
@@ -18,7 +18,7 @@ from scaleflow.worker.kept_predictions import KeptSplit, PredictionKeeper
 if TYPE_CHECKING:
     import numpy as np
 
-    from scaleflow.training import Engine, Feeds, WorkerSync
+    from scaleflow.training import Engine, WorkerSync
 
     Array = np.ndarray[Any, Any]
 
@@ -36,7 +36,9 @@ class AnswerRules:
     Raises ConfigError if the outputs have no such answers, or if there are too few rows.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, feeds: Feeds, outputs: Outputs, kept: KeptSplit | None) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, feeds: BySplit[Feed], outputs: Outputs, kept: KeptSplit | None
+    ) -> None:
         options, feed = plan.evaluation, feeds.validation
         check_answers(options, outputs, 0 if feed is None else feed.examples)
         carried: dict[str, Any] = {

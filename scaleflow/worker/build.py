@@ -19,7 +19,7 @@ from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, Plan, Source
+from scaleflow.interfaces import BY_SIZE, BySplit, Feed, LearnedState, Objective, Plan, Source
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
@@ -52,7 +52,7 @@ from scaleflow.worker.runtime import Runtime, StartupTimer, compute_peak, is_chi
 
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine, Feeds, WorkerSync
+    from scaleflow.training import Engine, WorkerSync
 
 
 #: The function of the model that tables get for keys that the default model lacks.
@@ -174,7 +174,7 @@ class TrainingSetup:
     source: Source
     splits: Splits
     engine: Engine
-    feeds: Feeds
+    feeds: BySplit[Feed]
     export: Callable[..., str]
     callbacks: Sequence[Any]
     facts: RunFacts
@@ -281,7 +281,7 @@ class EngineBuilder:
 
     def trace(self) -> None:
         self.emit(PhaseBegan("compiling the training step"))
-        feeds = self.feeds.train, self.feeds.validation, self.feeds.test
+        feeds = self.feeds.by_name().values()
         if not self.engine.begin_freeze_phase(0, *feeds):
             self.engine.trace(*feeds)
         self.engine.end_freeze_phase()

@@ -24,6 +24,7 @@ from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     BY_SIZE,
     Batching,
+    BySplit,
     DivisionKeys,
     EarlierState,
     Feed,
@@ -49,7 +50,6 @@ from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, s
 if TYPE_CHECKING:
     from scaleflow.data_checks.drift import DataFinding, SplitSample
     from scaleflow.dataset import ClassOrder, Splits
-    from scaleflow.training import Feeds
 
 #: The most examples, and the most values of all of them, that a run looks at.
 MOST_EXAMPLES, MOST_VALUES = 2000, 1 << 20
@@ -327,11 +327,11 @@ def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
     return splits
 
 
-def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder | None = None) -> Feeds:
+def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder | None = None) -> BySplit[Feed]:
     """Makes the feeds: training shuffled by the seed, or in an order of its own; validation and test in order and
     without micro-batches.
     """
-    from scaleflow import dataset, training
+    from scaleflow import dataset
 
     batching = runtime.read_batching(runtime.batching)
     evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
@@ -360,7 +360,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, inputs=splits.inputs, outputs=splits.outputs)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)
-    return training.Feeds(train, validation, test)
+    return BySplit(train, validation, test)
 
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:

@@ -12,6 +12,7 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     FOLD,
+    BySplit,
     DivisionKeys,
     EvaluationOptions,
     Feed,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from scaleflow.dataset import Splits
     from scaleflow.evaluation.predictions import Predictions
-    from scaleflow.training import Feeds, WorkerSync
+    from scaleflow.training import WorkerSync
 
     Array = np.ndarray[Any, Any]
 
@@ -222,14 +223,14 @@ class KeptSplit:
         return table
 
 
-def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
+def choose_kept_split(feeds: BySplit[Feed], splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
     """Returns the test split, or the validation split without one or if it is a fold; None if there is neither, or if
     its examples are not the raw ones, with `debug=overfit`.
 
     Raises ConfigError if the data lacks a column that `evaluation` names.
     """
     name = "test" if feeds.test is not None and plan.dataset.fold is None else "validation"
-    feed = feeds.validation if name == "validation" else feeds.test
+    feed = feeds.by_name().get(name)
     if feed is None or name not in splits.raw:
         return None
     kept = make_kept_split(name, feed, splits.raw[name], source=source, plan=plan)

@@ -177,7 +177,7 @@ def begin_training(
     session = training.Session(
         setup.engine,
         spec.plan.training,
-        replace(setup.feeds, may_have_changed=spec.plan.resume_data == "changed"),
+        setup.feeds,
         log=training.MetricsLog(
             setup.engine, emit, startup_timer, peak_flops=setup.facts.peak_flops, histograms_every=histogram_epochs
         ),
@@ -190,6 +190,7 @@ def begin_training(
         ),
         callbacks=setup.callbacks,
         tracer=make_tracer(spec, setup, emit),
+        has_new_data=spec.plan.resume_data == "changed",
     )
     if not is_store_address(options.folder):
         manager.check_writable()
@@ -303,9 +304,8 @@ def train_and_export(
         report = begin_report(spec, setup, result, worker_sync=worker_sync, emit=emit)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
-        evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         with guard("the confusion matrix", emit):
-            report_confusion(setup.engine, evaluated, setup.source.outputs, files=spec.files, emit=emit)
+            report_confusion(setup.engine, setup.feeds.by_name(), setup.source.outputs, files=spec.files, emit=emit)
     weights = export_model(spec, setup)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:

@@ -63,7 +63,7 @@ def make_session(
     return training.Session(
         built.engine,
         plan.training,
-        training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
+        built.feeds,
         training.MetricsLog(built.engine, emit, startup_timer),
         training.WorkerSync(built.runtime.strategy, 1, should_stop),
         **options,

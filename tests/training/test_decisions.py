@@ -90,7 +90,7 @@ def course(
     session = training.Session(
         built.engine,
         plan.training,
-        training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
+        built.feeds,
         training.MetricsLog(built.engine, emit),
         CallCounter(built.runtime.strategy, 1, bool),
         checkpointing=training.Checkpointing(keeper),

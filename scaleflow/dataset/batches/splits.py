@@ -51,6 +51,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
     Batching,
+    BySplit,
     Dataset,
     DivisionKeys,
     EarlierState,
@@ -86,12 +87,9 @@ UNLABELLED = "dataset: left out: "
 
 
 @dataclass(frozen=True)
-class Splits:
-    """The training, validation and test split of a run; the last two are optional."""
+class Splits(BySplit[Rows]):
+    """The splits of a run, and what is known of them."""
 
-    train: Rows
-    validation: Rows | None
-    test: Rows | None
     #: What the model takes, after the preprocessing, and what it returns
     inputs: InputStructure
     outputs: OutputStructure
@@ -112,10 +110,6 @@ class Splits:
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.by_name().items()}
-
-    def by_name(self) -> Mapping[str, Rows]:
-        roles = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: examples for name, examples in roles.items() if examples is not None}
 
 
 class SingleProcess:
@@ -346,10 +340,8 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
             is_read_anew = cache == "auto" and name != "test" and getattr(examples, "varies", False)
             wanted = "none" if is_read_anew else cache
             cached[id(examples)] = cache_split(name, examples, wanted, transforms=splits.transforms, workers=workers)
-    validation, test = (
-        None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
-    )
-    return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
+    found: dict[str, Any] = {name: cached[id(examples)] for name, examples in splits.by_name().items()}
+    return replace(splits, **found)
 
 
 def load_split(source: Source, split: str) -> Rows:
@@ -444,9 +436,8 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
 
 
 def limit_evaluation(splits: Splits, size: int, has_test: bool = True) -> Splits:
-    def take_first(examples: Rows | None) -> Rows | None:
-        return None if examples is None else limit_examples(examples, size)
-
-    return replace(
-        splits, validation=take_first(splits.validation), test=take_first(splits.test) if has_test else splits.test
-    )
+    limited: dict[str, Any] = {}
+    for name, examples in splits.by_name().items():
+        if name == "validation" or (name == "test" and has_test):
+            limited[name] = limit_examples(examples, size)
+    return replace(splits, **limited)
