@@ -261,13 +261,13 @@ def test_the_best_one_is_what_is_tested_and_exported(
 
 
 def courses_with_another_monitor(first: Plan, second: Plan, folder: str) -> list[Any]:
-    """A run, and it resumed with another monitor; then states that are restored without a note."""
+    """A run, and it resumed with another monitor; then a state that is restored without a note."""
     from scaleflow.training.decisions import BestValue
 
     courses = run_apart(course, [(first, folder), (second, folder, None, True)])
     best = BestValue(second.checkpoint.best, {})
-    notes = [best.restore(state) for state in ({"value": 0.5, "step": 7}, {**best.state(), "value": 0.6, "step": 8})]
-    return [*courses, notes, best.step]
+    note = best.restore({**best.state(), "value": 0.6, "step": 8})
+    return [*courses, note, best.step]
 
 
 def test_the_best_value_of_another_monitor_is_forgotten(
@@ -275,7 +275,7 @@ def test_the_best_value_of_another_monitor_is_forgotten(
 ) -> None:
     first = plan(*without_epochs("training.epochs=2"))
     second = plan(*without_epochs("training.epochs=4", "checkpoint.best={monitor: val/accuracy, mode: max}"))
-    before, after, notes, step = isolated(courses_with_another_monitor, first, second, str(tmp_path))
+    before, after, note, step = isolated(courses_with_another_monitor, first, second, str(tmp_path))
     accuracies = {step: values["val/accuracy"] for step, values in after.points if "val/accuracy" in values}
     assert before.model_step < min(accuracies)
     assert after.model_step == max(accuracies, key=lambda key: accuracies[key])
@@ -283,7 +283,7 @@ def test_the_best_value_of_another_monitor_is_forgotten(
         "checkpoint.best: was chosen by val/loss (min), and now by val/accuracy (max): the best checkpoint is one of "
         "those from here on"
     )
-    assert (notes, step) == ([None, None], 8)
+    assert (note, step) == (None, 8)
 
 
 def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
