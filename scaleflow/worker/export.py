@@ -31,7 +31,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.runs import EventReader, RunSpec, Task, WorkerProcess
 
 if TYPE_CHECKING:
-    from scaleflow.worker.build import TrainingSetup
+    from scaleflow.worker.trainer import Trainer
 
 #: Seconds between two looks at the process that converts a model.
 POLL_SECONDS = 0.1
@@ -52,7 +52,7 @@ class ConvertModel(Task):
         process.emit(RunEnded("FINISHED"))
 
 
-def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
+def export_model(trainer: Trainer) -> str:
     """Exports the model, and returns the digest of its weights.
 
     All workers must call it, because reading some variables needs all of them. Only the chief keeps the files. Raises
@@ -61,9 +61,9 @@ def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = spec.files.model if spec.worker == 0 else Path(temporary)
+        folder = trainer.spec.files.model if trainer.spec.worker == 0 else Path(temporary)
         try:
-            return setup.export(folder)
+            return trainer.setup.export(folder)
         except (OSError, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
                 raise  # the memory of the device is full, not the disk
@@ -71,18 +71,21 @@ def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
             raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error
 
 
-def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> None:
+def try_formats(trainer: Trainer) -> None:
     """Exports the untrained model in the formats of a new run, with two examples. All workers must call it.
 
     Raises ConfigError if a format cannot express the model: nothing has been trained then.
     """
+    spec = trainer.spec
     if not spec.plan.export.formats or spec.is_resumed:
         return
     with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
-        setup.export(Path(folder), True)
+        trainer.setup.export(Path(folder), True)
         found = []
         if spec.records:
-            found = export_formats(spec.plan, Path(folder), emit, log=spec.log, should_stop=should_stop, is_trial=True)
+            found = export_formats(
+                spec.plan, Path(folder), trainer.emit, log=spec.log, should_stop=trainer.should_stop, is_trial=True
+            )
     for each in found:
         if each.error:
             others = [other.name for other in found if not other.error]
@@ -182,10 +185,12 @@ def make_conversion_plan(plan: Plan) -> Plan:
     return replace(alone, task=None, tf_config=None, resume=None)
 
 
-def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:
+def report_formats(trainer: Trainer, step: int) -> None:
     """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
+    spec = trainer.spec
+    emit = trainer.emit
     try:
-        formats = export_formats(spec.plan, spec.files.model, emit, log=spec.log, should_stop=should_stop)
+        formats = export_formats(spec.plan, spec.files.model, emit, log=spec.log, should_stop=trainer.should_stop)
     except ConfigError as error:  # the data is gone; the trained model stays
         formats = [FormatExported(name, "", error=str(error)) for name in spec.plan.export.formats or ()]
     for each in formats:

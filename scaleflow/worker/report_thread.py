@@ -22,7 +22,7 @@ from scaleflow.interfaces import Inputs, Outputs, map_named, name_leaves
 from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, PhaseBegan
 from scaleflow.interfaces.formatting import OF_STEPS
 from scaleflow.interfaces.quantiles import weighted_quantiles
-from scaleflow.runs import EventReader, RunSpec
+from scaleflow.runs import EventReader
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
 from scaleflow.worker.failures import guard
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from scaleflow.evaluation.findings import KnownOfRun
     from scaleflow.evaluation.model_report import ModelReport
     from scaleflow.evaluation.predictions import Predictions
-    from scaleflow.training import Engine, SessionResult, WorkerSync
+    from scaleflow.training import Engine, SessionResult
     from scaleflow.worker.build import TrainingSetup
+    from scaleflow.worker.trainer import Trainer
 
     Array = np.ndarray[Any, Any]
     Curves = Mapping[str, Sequence[tuple[float, float]]]
@@ -339,15 +340,21 @@ class LoadCheck(threading.Thread):
             emit(Note(f"model: scaleflow evaluate and model.init_from cannot load its .keras file: {self._fault}"))
 
 
-def begin_report(
-    spec: RunSpec, setup: TrainingSetup, result: SessionResult, worker_sync: WorkerSync, emit: Emit
-) -> ReportThread | None:
+def begin_report(trainer: Trainer, result: SessionResult) -> ReportThread | None:
     """Keeps the predictions of the test, and begins their report, on the chief. All workers must call it."""
+    spec = trainer.spec
+    setup = trainer.setup
+    emit = trainer.emit
     if setup.kept is None:
         return None
     facts = setup.facts
     predictions = keep_predictions(
-        setup.kept, spec.files.evaluation, worker_sync, worker=spec.worker, described=facts.learned.splits, emit=emit
+        setup.kept,
+        spec.files.evaluation,
+        trainer.worker_sync,
+        worker=spec.worker,
+        described=facts.learned.splits,
+        emit=emit,
     )
     if predictions is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
 from scaleflow.interfaces.clock import measure_since
-from scaleflow.interfaces.events import (
-    Emit,
-    ModelExported,
-    Note,
-    PhaseBegan,
-    RunEnded,
-)
+from scaleflow.interfaces.events import Emit, ModelExported, Note, PhaseBegan, RunEnded
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.runs import RunSpec, RunState, WorkerProcess
 from scaleflow.runs.event_log import DeduplicatingEmitter
@@ -26,18 +19,14 @@ from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
-from scaleflow.worker.build import TrainingSetup, build_training
+from scaleflow.worker.build import build_training
 from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import guard, is_loss_of_peer
-from scaleflow.worker.metadata import (
-    explain_changed_data,
-    explain_other_data,
-    report_changes,
-    report_confusion,
-)
+from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
 from scaleflow.worker.ready import is_first_report, list_params, report_ready
 from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
-from scaleflow.worker.runtime import StartupTimer, make_startup_timer
+from scaleflow.worker.runtime import make_startup_timer
+from scaleflow.worker.trainer import Trainer
 
 if TYPE_CHECKING:
     from scaleflow.checkpoint import CheckpointManager
@@ -47,59 +36,59 @@ if TYPE_CHECKING:
 
 def train_model(process: WorkerProcess) -> None:
     """Builds everything, reports `ready`, trains and exports."""
-    spec, should_stop = process.spec, process.should_stop
     process.lock_folder()
-    emit = process.emit = wrap_emit(spec, process.emit)
-    startup_timer = make_startup_timer(spec)
-    check_object_store(spec, emit)
-    setup = build_training(spec.plan, emit, startup_timer, resumed=spec.folder if spec.is_resumed else None)
-    spec = process.spec = replace(spec, plan=setup.plan)
-    try_formats(spec, setup, emit, should_stop=should_stop)
-    worker_sync = make_worker_sync(spec, setup, should_stop)
-    data_changes = check_resumed_data(spec, setup, worker_sync)
-    session = begin_training(spec, setup, worker_sync, emit=emit, startup_timer=startup_timer)
-    write_baselines(spec, setup, emit)
-    process.explain = setup.explain
-    process.after_failure = partial(finish_failed, session)
-    report_ready(process, setup, spec.label, list_params(spec.plan, setup), step=session.step)
-    if data_changes is not None and spec.records and setup.facts.metadata is not None:
-        report_changes(spec, setup.facts.metadata.data, data_changes, emit=emit)
-    if spec.plan.debug.placement:
-        where = "above" if spec.plan.debug.inline else f"in {spec.log}"
-        emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
-    import_ahead(setup)
-    with fit_meanwhile(spec, emit) as baselines:
-        train_and_export(
-            spec,
-            setup,
-            session,
-            worker_sync=worker_sync,
-            baselines=baselines,
-            emit=emit,
-            should_stop=should_stop,
-        )
+    process.emit = wrap_emit(process)
+    trainer = Trainer(process, make_startup_timer(process.spec))
+    check_object_store(trainer)
+    build_setup(trainer)
+    try_formats(trainer)
+    trainer.worker_sync = make_worker_sync(trainer)
+    data_changes = check_resumed_data(trainer)
+    trainer.session = make_session(trainer)
+    write_baselines(trainer)
+    process.explain = trainer.setup.explain
+    process.after_failure = partial(finish_failed, trainer.session)
+    params = list_params(trainer.plan, trainer.setup)
+    report_ready(process, trainer.setup, trainer.spec.label, params, step=trainer.session.step)
+    report_resumed_data(trainer, data_changes)
+    if trainer.plan.debug.placement:
+        where = "above" if trainer.plan.debug.inline else f"in {trainer.spec.log}"
+        trainer.emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
+    import_ahead(trainer.setup)
+    with fit_meanwhile(trainer.spec, trainer.emit) as baselines:
+        train_and_export(trainer, baselines)
 
 
-def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
+def wrap_emit(process: WorkerProcess) -> Emit:
     """Returns what emits the run's events, without repeated ones."""
+    spec = process.spec
     if spec.is_resumed or spec.plan.training.on_nan == "rollback":
-        return DeduplicatingEmitter(spec.events, emit)
-    return emit
+        return DeduplicatingEmitter(spec.events, process.emit)
+    return process.emit
 
 
-def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
+def build_setup(trainer: Trainer) -> None:
+    """Builds the setup, and takes its plan. Raises ConfigError if something in the plan cannot work."""
+    spec = trainer.spec
+    resumed = spec.folder if spec.is_resumed else None
+    trainer.setup = build_training(spec.plan, trainer.emit, trainer.timer, resumed=resumed)
+    trainer.process.spec = replace(spec, plan=trainer.setup.plan)
+
+
+def make_worker_sync(trainer: Trainer) -> WorkerSync:
     """Makes the object by which all workers stop together, after a request or after `checkpoint.max_seconds`."""
     from scaleflow import training
 
-    limit, workers = spec.plan.checkpoint.max_seconds, count_synchronous_workers(spec.plan)
+    limit = trainer.plan.checkpoint.max_seconds
+    workers = count_synchronous_workers(trainer.plan)
 
     def read_seconds() -> float:
-        return measure_since(spec.started)
+        return measure_since(trainer.spec.started)
 
     def must_stop() -> bool:
-        return should_stop() or (limit is not None and read_seconds() > limit)
+        return trainer.should_stop() or (limit is not None and read_seconds() > limit)
 
-    return training.WorkerSync(setup.runtime.strategy, workers, must_stop, read_seconds=read_seconds)
+    return training.WorkerSync(trainer.setup.runtime.strategy, workers, must_stop, read_seconds=read_seconds)
 
 
 def finish_failed(session: Session, error: Exception) -> None:
@@ -108,18 +97,21 @@ def finish_failed(session: Session, error: Exception) -> None:
         session.finish_checkpoints()
 
 
-def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync) -> str | None:
+def check_resumed_data(trainer: Trainer) -> str | None:
     """Says how the data changed since the run's last command, or returns None if this command does not resume one.
 
     Raises ConfigError on all workers if it changed, unless `resume_data=changed`, and if it is not that of the run that
     must be repeated exactly.
     """
+    spec = trainer.spec
+    worker_sync = trainer.worker_sync
+    metadata = trainer.setup.facts.metadata
     if (spec.plan.resume is None and not spec.repeats.is_exact) or spec.attempt:
         return None
     explain_data = explain_other_data if spec.repeats.is_exact else explain_changed_data
 
     def explain() -> str:  # on the chief, which has the metadata
-        return "" if setup.facts.metadata is None else explain_data(spec, setup.facts.metadata.data.splits)
+        return "" if metadata is None else explain_data(spec, metadata.data.splits)
 
     changes = worker_sync.from_chief(explain)
     if changes and spec.repeats.is_exact:
@@ -138,13 +130,21 @@ def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerS
     return changes
 
 
-def check_object_store(spec: RunSpec, emit: Emit) -> None:
+def report_resumed_data(trainer: Trainer, data_changes: str | None) -> None:
+    """Reports how the data and the code changed since the run's last command, unless this command is its first."""
+    metadata = trainer.setup.facts.metadata
+    if data_changes is not None and trainer.spec.records and metadata is not None:
+        report_changes(trainer.spec, metadata.data, data_changes, emit=trainer.emit)
+
+
+def check_object_store(trainer: Trainer) -> None:
     """Raises ConfigError if `checkpoint.folder` is in an object store that cannot be written, before data is read.
 
     Later attempts of a command do not ask again: training goes on while the store is away.
     """
+    spec = trainer.spec
     if spec.records and spec.attempt == 0 and is_store_address(spec.plan.checkpoint.folder):
-        make_checkpoint_manager(spec, emit).check_writable()
+        make_checkpoint_manager(spec, trainer.emit).check_writable()
 
 
 def make_checkpoint_manager(spec: RunSpec, emit: Emit, learned: LearnedState | None = None) -> CheckpointManager:
@@ -162,15 +162,16 @@ def make_checkpoint_manager(spec: RunSpec, emit: Emit, learned: LearnedState | N
     )
 
 
-def begin_training(
-    spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync, emit: Emit, startup_timer: StartupTimer | None = None
-) -> Session:
+def make_session(trainer: Trainer) -> Session:
     """Makes the session, at its first step or at its newest checkpoint.
 
     Raises ConfigError if the run cannot continue from its checkpoints.
     """
     from scaleflow import training
 
+    spec = trainer.spec
+    setup = trainer.setup
+    emit = trainer.emit
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = make_checkpoint_manager(spec, emit, setup.facts.learned)
@@ -179,9 +180,9 @@ def begin_training(
         spec.plan.training,
         setup.feeds,
         log=training.MetricsLog(
-            setup.engine, emit, startup_timer, peak_flops=setup.facts.peak_flops, histograms_every=histogram_epochs
+            setup.engine, emit, trainer.timer, peak_flops=setup.facts.peak_flops, histograms_every=histogram_epochs
         ),
-        sync=worker_sync,
+        sync=trainer.worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
             options.sought,
@@ -189,15 +190,15 @@ def begin_training(
             modes=setup.engine.objective.modes,
         ),
         callbacks=setup.callbacks,
-        tracer=make_tracer(spec, setup, emit),
+        tracer=make_tracer(trainer),
         has_new_data=spec.plan.resume_data == "changed",
     )
     if not is_store_address(options.folder):
         manager.check_writable()
-    check_shared_checkpoints(spec, manager, worker_sync)
+    check_shared_checkpoints(trainer, manager)
     if spec.is_resumed:
         emit(PhaseBegan("reading the last checkpoint"))
-        restore_newest(spec, session, manager, worker_sync=worker_sync, emit=emit)
+        restore_newest(trainer, session, manager)
     else:
         manager.check_empty()
         if spec.records:
@@ -205,10 +206,10 @@ def begin_training(
     return session
 
 
-def restore_newest(
-    spec: RunSpec, session: Session, manager: CheckpointManager, worker_sync: WorkerSync, emit: Emit
-) -> None:
+def restore_newest(trainer: Trainer, session: Session, manager: CheckpointManager) -> None:
     """Restores the newest checkpoint. Raises ConfigError if the run cannot continue without one that is not there."""
+    spec = trainer.spec
+    worker_sync = trainer.worker_sync
     manager.publish()
     worker_sync(0.0)  # no worker reads before the one that writes is done
     snapshot, folder = manager.load_newest(), spec.plan.checkpoint.folder or spec.checkpoints
@@ -226,11 +227,13 @@ def restore_newest(
             "a new run, or name the folder of its checkpoints"
         )
     elif spec.records and spec.attempt == 0 and RunState.read(spec.folder).checkpoint is not None:
-        emit(Note(f"{folder} has no usable checkpoint: the run begins again at step 0"))
+        trainer.emit(Note(f"{folder} has no usable checkpoint: the run begins again at step 0"))
 
 
-def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_sync: WorkerSync) -> None:
+def check_shared_checkpoints(trainer: Trainer, manager: CheckpointManager) -> None:
     """Raises ConfigError if the machines do not share the folder of the checkpoints."""
+    spec = trainer.spec
+    worker_sync = trainer.worker_sync
     if (
         count_synchronous_workers(spec.plan) == 1
         or not spec.plan.task
@@ -246,50 +249,51 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
     )
 
 
-def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> StepTracer | None:
+def make_tracer(trainer: Trainer) -> StepTracer | None:
+    spec = trainer.spec
+    facts = trainer.setup.facts
     options = spec.plan.profiler
     if not options.windows:
         return None
     from scaleflow import training
     from scaleflow.profiler.tracer import StepTracer
 
-    emits = emit if spec.records else None
+    emit = trainer.emit if spec.records else None
     # A trace of a GPU cannot be taken in a child process.
-    is_in_child = len(process_names(spec.plan)) > 1 and setup.facts.resolved["hardware"] == "cpu"
+    is_in_child = len(process_names(spec.plan)) > 1 and facts.resolved["hardware"] == "cpu"
 
     def read_facts() -> dict[str, Any]:
-        return {**setup.facts.profile, "memory": training.measure_peaks()}
+        return {**facts.profile, "memory": training.measure_peaks()}
 
-    return StepTracer(options, spec.files.profile, spec.file_name, emit=emits, facts=read_facts, in_child=is_in_child)
+    return StepTracer(options, spec.files.profile, spec.file_name, emit=emit, facts=read_facts, in_child=is_in_child)
 
 
-def write_baselines(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
+def write_baselines(trainer: Trainer) -> None:
     """Writes what baselines are fitted to, except for jobs of a sweep, which share their data.
 
     Raises ConfigError if it reads a row that cannot be used: the training would meet it.
     """
+    spec = trainer.spec
+    setup = trainer.setup
     plan = spec.plan
     if not is_first_report(spec, setup) or spec.parent is not None or plan.debug.fast or plan.evaluation.name == "none":
         return
     keeps = bool(plan.objective.metrics) and plan.objective.levels is None
     outputs, most = setup.source.outputs, plan.evaluation.baselines
-    with guard_extra(FITTED_BASELINES, lambda text: emit(Note(text)), lambda error: isinstance(error, ConfigError)):
+    with guard_extra(
+        FITTED_BASELINES, lambda text: trainer.emit(Note(text)), lambda error: isinstance(error, ConfigError)
+    ):
         write_baseline_data(setup.splits, outputs, most, files=spec.files, keeps_outputs=keeps)
 
 
-def train_and_export(
-    spec: RunSpec,
-    setup: TrainingSetup,
-    session: Session,
-    worker_sync: WorkerSync,
-    baselines: BaselineProcess,
-    emit: Emit,
-    should_stop: Callable[[], bool],
-) -> None:
+def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
     """Trains to the end, or until it has to stop, exports the model, and reports the end."""
-
+    spec = trainer.spec
+    session = trainer.session
+    worker_sync = trainer.worker_sync
+    emit = trainer.emit
     with user_metrics(session.log_metric):
-        result = session.run(lambda: setup.learn_answers(worker_sync, spec.worker, emit))
+        result = session.run(lambda: trainer.setup.learn_answers(worker_sync, spec.worker, emit))
     if result.stopped:
         session.finish_checkpoints()
         limit = spec.plan.checkpoint.max_seconds
@@ -298,18 +302,18 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
-    setup = setup.take_answers(spec)
+    setup = trainer.setup = trainer.setup.take_answers(spec)
     report = None
     with guard("the kept predictions and the report of the test", emit):
-        report = begin_report(spec, setup, result, worker_sync=worker_sync, emit=emit)
+        report = begin_report(trainer, result)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         with guard("the confusion matrix", emit):
             report_confusion(setup.engine, setup.feeds.by_name(), setup.source.outputs, files=spec.files, emit=emit)
-    weights = export_model(spec, setup)
+    weights = export_model(trainer)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:
-        report_formats(spec, result.model_step, emit, should_stop=should_stop)
+        report_formats(trainer, result.model_step)
     if report is not None:
         emit(PhaseBegan("making the report"))
         with guard("the report of the test", emit):
@@ -320,7 +324,7 @@ def train_and_export(
     session.finish_checkpoints()
     if spec.records:
         with guard(FITTED_BASELINES, emit):
-            report_baselines(spec.files, baselines, emit, should_stop, objective=setup.engine.objective)
+            report_baselines(spec.files, baselines, emit, trainer.should_stop, objective=setup.engine.objective)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -16,7 +16,7 @@ import pytest
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, StepsProfiled
 from scaleflow.profiler import analysis_process
 from scaleflow.profiler.analysis_process import xplane_path
-from scaleflow.runs import RunSpec
+from scaleflow.runs import RunSpec, WorkerProcess
 from scaleflow.worker.tasks import TrainModel
 from tests.conftest import Command, make_once
 
@@ -42,13 +42,16 @@ ENDS_WITHIN = ("dataset.limit=40", "training.batch_size=4", "profiler.start_step
 def train(plan: Any, folder: Path) -> list[Event]:
     """A run's events; it is trained in this process as a worker does it."""
     from scaleflow.worker.build import build_training
-    from scaleflow.worker.train import begin_training, make_worker_sync
+    from scaleflow.worker.train import make_session, make_worker_sync
+    from scaleflow.worker.trainer import Trainer
 
     folder.mkdir()
     events: list[Event] = []
     spec = RunSpec(plan, folder, time.time(), TrainModel())
-    setup = build_training(plan, events.append)
-    begin_training(spec, setup, make_worker_sync(spec, setup, bool), events.append).run()
+    trainer = Trainer(WorkerProcess(spec, events.append, bool))
+    trainer.setup = build_training(plan, events.append)
+    trainer.worker_sync = make_worker_sync(trainer)
+    make_session(trainer).run()
     return events
 
 

@@ -138,10 +138,11 @@ def measure_utilisation(plan: Any, folder: Path) -> list[dict[str, float]]:
     import dataclasses
     import time
 
-    from scaleflow.runs import RunSpec
+    from scaleflow.runs import RunSpec, WorkerProcess
     from scaleflow.worker.build import build_training
     from scaleflow.worker.tasks import TrainModel
-    from scaleflow.worker.train import begin_training, make_worker_sync
+    from scaleflow.worker.train import make_session, make_worker_sync
+    from scaleflow.worker.trainer import Trainer
 
     events: list[dict[str, float]] = []
     built = build_training(plan, ignore)
@@ -151,7 +152,10 @@ def measure_utilisation(plan: Any, folder: Path) -> list[dict[str, float]]:
     def emit(event: Event) -> None:
         events.append(getattr(event, "values", {}))
 
-    begin_training(job, built, make_worker_sync(job, built, bool), emit).run()
+    trainer = Trainer(WorkerProcess(job, emit, bool))
+    trainer.setup = built
+    trainer.worker_sync = make_worker_sync(trainer)
+    make_session(trainer).run()
     return [values for values in events if "perf/mfu" in values]
 
 

@@ -92,7 +92,8 @@ def count_baselines(names: list[str]) -> list[str]:
         facts, source = SimpleNamespace(metadata=1), SimpleNamespace(outputs=None)
         setup: Any = SimpleNamespace(facts=facts, splits=None, source=source)
         train.write_baseline_data = lambda *a, of=name, **b: written.append(of)  # type: ignore[assignment,misc]
-        train.write_baselines(spec, setup, print)
+        trainer: Any = SimpleNamespace(spec=spec, setup=setup, plan=plan, emit=print)
+        train.write_baselines(trainer)
     return written
 
 
