@@ -23,7 +23,7 @@ TOP_LEVEL = (
     *("best", "evaluate", "project", "sync"),
 )
 
-GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra", "pipeline"}
+GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 
 #: The package of the optional parts.
 FEATURES = "scaleflow.features"

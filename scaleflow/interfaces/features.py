@@ -59,6 +59,8 @@ class Feature:
     public_names: Mapping[str, str] = field(default_factory=dict)
     #: Engines of `cluster`, each as "module:NAME of a ClusterEngine".
     engines: Sequence[str] = ()
+    #: Commands that a stage of a pipeline can be, each as "module:NAME of a StageCommand".
+    stages: Sequence[str] = ()
     #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
     conf: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.

@@ -103,3 +103,17 @@ def test_everything_else_works_without_a_feature(name: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_core_works_without_all_features(tmp_path: Path) -> None:
     check_without(list_features(), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_pipeline_knows_no_stage_of_an_absent_feature(tmp_path: Path) -> None:
+    package, work = hide(["predict"], tmp_path), tmp_path / "work"
+    (work / "conf" / "pipeline").mkdir(parents=True)
+    (work / "conf" / "pipeline" / "mine.yaml").write_text("stages:\n  say: {command: predict, run: a, input: b}\n")
+    line = "pipeline mine --config-dir conf"
+    ended = run_commands([line], package, work)
+    assert ended.stdout == f"exit code 2 of {line}\n"
+    assert (
+        "pipeline/mine.yaml, line 2: stage say: command: predict: is no command of a stage "
+        "(check, convert, evaluate, promote, python, sweep, train)"
+    ) in ended.stderr

@@ -11,6 +11,7 @@ FEATURE = Feature(
             group="before a run",
         ),
     ),
+    stages=("scaleflow.features.checks.stage:STAGE",),
     public_names={
         "check_data": "scaleflow.features.checks.check",
     },

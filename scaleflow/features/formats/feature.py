@@ -11,6 +11,7 @@ FEATURE = Feature(
             group="tracked models",
         ),
     ),
+    stages=("scaleflow.features.formats.stage:STAGE",),
     public_names={
         "convert_model": "scaleflow.features.formats.convert",
     },

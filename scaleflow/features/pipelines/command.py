@@ -19,9 +19,7 @@ interrupted.
 """
 
 import argparse
-import ast
 import contextlib
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.config.compose import Folders, list_own_folders, to_folders
+from scaleflow.config.compose import Folders, to_folders
 from scaleflow.config.typed_folder import in_typed_folder
-from scaleflow.config.unknown_keys import suggest
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
@@ -39,7 +36,6 @@ from scaleflow.features.pipelines.decisions import (
     REUSE,
     RUN,
     SKIP,
-    UNKNOWN,
     Decider,
     StageComposer,
     StageDecision,
@@ -52,20 +48,18 @@ from scaleflow.features.pipelines.decisions import (
 from scaleflow.features.pipelines.definition import DeclaredPipeline, Stage, load_pipeline, name_line
 from scaleflow.features.pipelines.ledger import PIPELINES, PipelineLedger, StoredRuns
 from scaleflow.features.pipelines.runner import PipelineRunner
+from scaleflow.features.pipelines.stage_commands import SWEEP
 from scaleflow.interfaces import Target, Tracking
+from scaleflow.interfaces.stages import UNKNOWN
 from scaleflow.launcher.command_exit import Outcome, raise_interruption
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.store import import_client
-from scaleflow.tracking.uri import check_model_name, resolve_store
+from scaleflow.tracking.uri import resolve_store
 
 #: Values of outputs that have a known form.
 STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": True, "version": "1"}
-
-#: Commands that may write the data of stages after them.
-WRITERS = ("python", "predict")
 
 
 def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Path) -> Tracking:
@@ -88,7 +82,7 @@ def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Pa
         with name_line(stage.line):
             words = [f"{UNKNOWN}={UNKNOWN}" if word == UNKNOWN else word for word in values.get("overrides", [])]
             refuse_own_keys([word for word in words if UNKNOWN not in word])
-            if stage.command.name == "sweep":
+            if stage.command is SWEEP:
                 first = next(expand_sweep(words))
                 best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
             check_stage(pipeline, stage, composer, values={**values, "overrides": words})
@@ -100,70 +94,19 @@ def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Pa
 
 def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageComposer, values: Mapping[str, Any]) -> None:
     command, words = stage.command, values["overrides"]
-    if command.composes:
-        if is_open(words, composer.config_dirs):
-            return
+    if command.composes and not is_open(words, composer.config_dirs):
         made = composer.compose(stage, words)
         if made.source and UNKNOWN not in str(made.source) and not find_writers(pipeline, stage):
             check_source_files(Target("dataset", **made.source))
-        return
-    if command.name == "python":
-        check_function(str(values["target"]), values.get("arguments") or {}, pipeline.config_dirs)
-        return
-    if UNKNOWN not in str(values["run"]):
+    if command.takes_run and UNKNOWN not in str(values["run"]):
         locate_run(str(values["run"]), Tracking())
-    if command.name == "promote":
-        check_model_name("model: ", str(values["model"]))
+    command.check(values, pipeline.config_dirs)
 
 
 def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:
     """Returns the stages before one that may write its data."""
     before = {name for name in pipeline.stages if stage.name in pipeline.find_dependents(name)}
-    return {name for name in before if pipeline.stages[name].command.name in WRITERS}
-
-
-def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ()) -> None:
-    """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
-    if not isinstance(arguments, Mapping) and arguments != UNKNOWN:
-        raise ConfigError(f"arguments: {arguments}: expected {{NAME: VALUE}}")
-    module, _, name = target.rpartition(".")
-    if not module:
-        raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
-    found = find_source(module, list_own_folders(config_dirs))
-    if found is None:
-        if not find_folders(module.partition(".")[0]):
-            raise ConfigError(
-                f"target: {target}: there is no module {module} in the current folder, in one of "
-                "--config-dir, or installed"
-            )
-        return
-    try:
-        tree = ast.parse(found[0].read_bytes())
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if name not in functions:
-        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
-            return
-        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
-    if isinstance(arguments, Mapping):
-        check_parameters(target, functions[name].args, arguments)
-
-
-def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a function does not take the arguments, or needs others."""
-    if taken.kwarg is None:
-        names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
-        for each in arguments:
-            if each not in names:
-                raise ConfigError(
-                    f"arguments: {each}: {target} has no such parameter{suggest(each, names)} ({', '.join(names)})"
-                )
-    optional = len(taken.defaults)
-    needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
-    needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
-    if missing := [each for each in needed if each not in arguments]:
-        raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")
+    return {name for name in before if pipeline.stages[name].command.writes_data}
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,17 @@ from scaleflow.config.compose import (
     override_key,
 )
 from scaleflow.config.parse import flatten_config, is_under, parse_section
-from scaleflow.config.policies import CHECK, STAGE, TRAIN
+from scaleflow.config.policies import STAGE, Policy
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
-from scaleflow.features.pipelines.definition import CONF_FOLDER, DeclaredPipeline, Stage
+from scaleflow.features.pipelines.definition import DeclaredPipeline, Stage
 from scaleflow.features.pipelines.ledger import PipelineLedger, StageKey, StageRecord, StoredRuns
 from scaleflow.features.pipelines.references import select_output
+from scaleflow.features.pipelines.stage_commands import SWEEP
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces.features import list_conf_folders
 from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.interfaces.stages import UNKNOWN
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import find_code
@@ -53,9 +56,6 @@ KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
 
 #: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
 MOST_COMPOSED = 12
-
-#: An output that does not exist yet. An override with it is checked when it is known.
-UNKNOWN = "value-not-known-yet"
 
 #: Overrides that a pipeline sets.
 SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
@@ -112,7 +112,7 @@ class StageComposer:
         settings: dict[str, str] = {}
         configs: list[Mapping[str, Any]] = []
         source: dict[str, Any] = {}
-        for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
+        for number, each in enumerate(expand_sweep(words) if stage.command is SWEEP else [words]):
             composed = compose_known(each, self.config_dirs)
             config = composed.resolved
             plan = check_stage_rules(stage, composed)
@@ -121,7 +121,7 @@ class StageComposer:
                 source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
             settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
             configs.append(select_inputs(config))
-        swept = [word for word in words if is_swept(word)] if stage.command.name == "sweep" else []
+        swept = [word for word in words if is_swept(word)] if stage.command is SWEEP else []
         settings |= {f"values of {word.partition('=')[0]}": word.partition("=")[2] for word in swept}
         return Composition(settings, configs, source)
 
@@ -142,8 +142,8 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
     """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
     if (resume := composed.resolved.get("resume")) is not None:
         raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
-    plan = make_plan(composed, CHECK if stage.command.name == "check" else TRAIN)
-    if stage.command.name == "sweep":
+    plan = make_plan(composed, Policy(work=stage.command.work))
+    if stage.command is SWEEP:
         check_job(composed.config)
     return plan
 
@@ -225,7 +225,7 @@ def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
 def digest_options(config_dirs: Sequence[str]) -> str:
     """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
     digest, reads_environment = hashlib.sha256(), False
-    for folder in (CONF_FOLDER, *map(Path, config_dirs)):
+    for folder in (*list_conf_folders(), *map(Path, config_dirs)):
         for path in sorted(folder.rglob("*.yaml")):
             content = path.read_bytes()
             reads_environment = reads_environment or b"oc.env" in content
@@ -235,9 +235,6 @@ def digest_options(config_dirs: Sequence[str]) -> str:
 
 #: The packages whose versions count for every stage but those of Python, besides what the user's code imports.
 PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
-
-#: Options of stages that are files or folders of data.
-DATA_FLAGS = ("input",)
 
 #: The parts of a key, and those of a record, in the order in which they are compared.
 CATEGORIES, PARTS = ("settings", "data", "code", "packages"), ("settings", "files", "code", "packages")
@@ -267,7 +264,7 @@ def make_key(
         data += find_data_files(config.get("dataset") or {})
         if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
             data.append(weights)
-    for flag in DATA_FLAGS:
+    for flag in stage.command.data_flags:
         if flag in values:
             data += list_data_files(str(values[flag]))
     settings = {"command": stage.command.name, **own, **(composition.settings if composition else {})}

@@ -34,12 +34,11 @@ from scaleflow.features.pipelines.references import (
     rewrite_references,
     split_reference,
 )
-from scaleflow.features.pipelines.stage_commands import COMMON, STAGE_COMMANDS, StageCommand
+from scaleflow.features.pipelines.stage_commands import list_stage_commands
+from scaleflow.interfaces.features import list_conf_folders
+from scaleflow.interfaces.stages import COMMON_KEYS, StageCommand
 
 GROUP = "pipeline"
-
-#: The folder of scaleflow's own options.
-CONF_FOLDER = Path(__file__).parents[2] / "conf"
 
 #: A name of a stage, and of one of those that `foreach` makes.
 STAGE_NAME, MEMBER_NAME = re.compile(r"[A-Za-z][\w-]*"), re.compile(r"[\w-]+")
@@ -104,7 +103,7 @@ class DeclaredPipeline:
 
     def split_reference(self, path: str) -> tuple[str, list[str]]:
         """Returns the stage and the output that a reference names. Raises ConfigError if there is none."""
-        commands = {name: stage.command.name for name, stage in self.stages.items()}
+        commands = {name: stage.command for name, stage in self.stages.items()}
         return split_reference(path, commands, group_members(self.stages))
 
     def select(self, names: Sequence[str], flag: str) -> list[str]:
@@ -219,7 +218,7 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
 
 def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
     """Returns the files of a pipeline, of which Hydra takes the first."""
-    paths = (folder / GROUP / f"{name}.yaml" for folder in (CONF_FOLDER, *map(Path, config_dirs)))
+    paths = (folder / GROUP / f"{name}.yaml" for folder in (*list_conf_folders(), *map(Path, config_dirs)))
     return [path for path in paths if path.is_file()]
 
 
@@ -247,14 +246,13 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
     """Reads a stage, or those that its `foreach` makes. Raises ConfigError if it is wrong."""
     if not STAGE_NAME.fullmatch(key):
         raise ConfigError("its name must be of letters, digits, _ and -, and begin with a letter")
+    known = list_stage_commands()
     if not isinstance(section, dict) or not isinstance(section.get("command"), str):
-        raise ConfigError(f"expected {{command: COMMAND, ...}}, one of {', '.join(STAGE_COMMANDS)}")
-    command = STAGE_COMMANDS.get(section["command"])
+        raise ConfigError(f"expected {{command: COMMAND, ...}}, one of {', '.join(known)}")
+    command = known.get(section["command"])
     if command is None:
-        hint = suggest(section["command"], STAGE_COMMANDS)
-        raise ConfigError(
-            f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})"
-        )
+        hint = suggest(section["command"], known)
+        raise ConfigError(f"command: {section['command']}: is no command of a stage{hint} ({', '.join(known)})")
     for each in section:
         if each not in command.keys:
             hint = suggest(str(each), command.keys)
@@ -262,7 +260,7 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
     for each in command.required:
         if section.get(each) is None:
             raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
-    own = {str(each): value for each, value in section.items() if each not in COMMON and value is not None}
+    own = {str(each): value for each, value in section.items() if each not in COMMON_KEYS and value is not None}
     check_stage_keys(command, own)
     after, when = resolve_now("after", section.get("after") or [], values), section.get("when")
     after = tuple(map(str, after if isinstance(after, list) else [after]))
@@ -340,7 +338,7 @@ def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPip
         if heads and equals:
             head = max(heads, key=len)
             for name in [head] if head in stages else members[head]:
-                if not (stages[name].command.composes or stages[name].command.takes_run):
+                if not stages[name].command.takes_overrides:
                     raise ConfigError(f"{word}: the stage {name}, a function of Python, takes no overrides")
                 own = [*(stages[name].values.get("overrides") or []), word.removeprefix(f"{head}.")]
                 stages[name] = replace(stages[name], values={**stages[name].values, "overrides": own})

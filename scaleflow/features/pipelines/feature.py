@@ -11,6 +11,13 @@ FEATURE = Feature(
             group="before a run",
         ),
     ),
+    stages=(
+        "scaleflow.features.pipelines.stage_commands:TRAIN",
+        "scaleflow.features.pipelines.stage_commands:SWEEP",
+        "scaleflow.features.pipelines.stage_commands:EVALUATE",
+        "scaleflow.features.pipelines.python_stage:PYTHON",
+    ),
+    conf="scaleflow.features.pipelines.conf",
     public_names={
         "PipelineResult": "scaleflow.features.pipelines.command",
         "run_pipeline": "scaleflow.features.pipelines.command",

@@ -13,7 +13,6 @@ from scaleflow.features.pipelines.decisions import REUSE, RUN, StageProgress
 from scaleflow.features.pipelines.definition import Stage
 from scaleflow.features.pipelines.ledger import PipelineLedger, StageRecord
 from scaleflow.features.pipelines.references import RARE
-from scaleflow.features.pipelines.stage_commands import make_words
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import format_code_block, format_long_table, join_parts
@@ -109,10 +108,9 @@ def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> lis
 
 def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     """Returns the results of a stage in a few words."""
-    if stage.command.name == "promote" and outputs:
-        return "promoted" if outputs["promoted"] else "not promoted"
-    if stage.command.name == "python" and outputs:
-        return str(outputs.get("result"))[:60]
+    own = stage.command.summarize(outputs) if outputs else ""
+    if own:
+        return own
     metrics: Mapping[str, Any] = outputs.get("metrics") or {}
     first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
     chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MOST_SHOWN]
@@ -177,7 +175,7 @@ def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config
         known |= {"why": decision.why, **decision.values}
         if decision.action in (REUSE, RUN):
             folder = ledger.find_folder(each.name, record.attempt)
-            words = make_words(command, decision.values, folder, config_dirs=config_dirs)
+            words = command.make_words(decision.values, folder, config_dirs)
             known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
             known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
             known |= {"made_of": {part: dict(those) for part, those in record.key.items() if part != "settings"}}

@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow.config.compose import shorten_error
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
-from scaleflow.features.pipelines.stage_commands import BEST_OUTPUTS, STAGE_COMMANDS
+from scaleflow.features.pipelines.stage_commands import BEST_OUTPUTS
+from scaleflow.interfaces.stages import StageCommand
 
 RESOLVER = "scaleflow.stage"
 
@@ -56,12 +57,13 @@ def rewrite_references(value: Any) -> Any:
 
 
 def split_reference(
-    path: str, commands: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+    path: str, commands: Mapping[str, StageCommand], groups: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str]]:
     """Returns the stage and the output that a reference names; of a metric, its name is the last part.
 
     Args:
         path: such as `fit.metrics.test/accuracy`.
+        commands: by the names of the stages.
         groups: the stages that a stage with `foreach` stands for.
 
     Raises ConfigError if there is no such stage or output.
@@ -75,8 +77,7 @@ def split_reference(
         hint = suggest(parts[0], [*commands, *groups])
         raise ConfigError(f"{shown}: there is no stage {parts[0]}{hint} ({', '.join(commands)})")
     name, rest = ".".join(parts[: lengths[0]]), parts[lengths[0] :]
-    command = STAGE_COMMANDS[commands[name]]
-    known: Sequence[str] = command.outputs
+    known = commands[name].outputs
     for depth, key in enumerate(rest[:2]):
         if key not in known:
             where = ".".join([name, *rest[:depth]])

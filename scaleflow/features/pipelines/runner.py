@@ -32,7 +32,7 @@ from scaleflow.features.pipelines.recording import (
     write_picture,
     write_stages,
 )
-from scaleflow.features.pipelines.stage_commands import REPORT, find_named_files, make_words, read_outputs, read_run
+from scaleflow.features.pipelines.stage_commands import TRAIN
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.formatting import format_csv
@@ -236,7 +236,7 @@ class PipelineRunner:
             repair_missing(each)
         is_known = None not in (record.outputs.get("run_id"), record.outputs.get("model"))
         if stage is not None and stage.command.has_own_run and record.status == "FINISHED" and not is_known:
-            record.outputs |= read_run(stage.command, folder)
+            record.outputs |= stage.command.read_run(folder)
 
     def _begin_next(self, portion: Portion) -> Work | None:
         """Begins the next stage that has to run; returns what ends with it. None: no stage can run now."""
@@ -289,9 +289,9 @@ class PipelineRunner:
 
     def _make_words(self, each: StageProgress, folder: Path) -> list[str]:
         dirs, command, values = self._pipeline.config_dirs, each.stage.command, each.decision.values
-        if command.name == "train" and RunState.read(folder).is_ready:
+        if command is TRAIN and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
-        words = make_words(command, values, folder, config_dirs=dirs)
+        words = command.make_words(values, folder, dirs)
         if "trust" in command.flags and (made := self._decider.find_folder_of_run(str(values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             words += [word for module in list_own_modules(config) for word in ("--trust", module)]
@@ -331,9 +331,8 @@ class PipelineRunner:
         if code in stage.command.good:
             record.status = "FINISHED"
             try:
-                record.outputs = read_outputs(stage.command, answer, values, folder=folder)
-                if stage.command.name == "python":
-                    record.files = find_named_files(values, record.outputs)
+                record.outputs = stage.command.read_outputs(answer, values, folder)
+                record.files = stage.command.list_files(values, record.outputs)
                 if stage.command.has_own_run:
                     self._repair_stage(stage.name, record)
             except ConfigError as refusal:
@@ -349,11 +348,11 @@ class PipelineRunner:
         record, stage = each.record, each.stage
         outputs = record.outputs if record.status == "FINISHED" else {}
         links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
-        words = make_words(stage.command, each.decision.values, folder, config_dirs=self._pipeline.config_dirs)
+        words = stage.command.make_words(each.decision.values, folder, self._pipeline.config_dirs)
         text = record.reason or summarize_outputs(stage, outputs)
         command = shlex.join(["scaleflow", *words])
         text = describe_stage_run(stage.name, record.status, text, outputs=outputs, command=command)
-        files = [folder / name for name in (LOG, REPORT, "result.json")]
+        files = [folder / name for name in (LOG, *stage.command.files)]
         run.add(outputs.get("metrics") or {}, files, tags=links, text=text)
         run.end(record.status, record.reason)  # type: ignore[arg-type]
         self._closing.append(run)

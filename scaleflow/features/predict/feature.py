@@ -11,4 +11,5 @@ FEATURE = Feature(
             group="tracked models",
         ),
     ),
+    stages=("scaleflow.features.predict.stage:STAGE",),
 )

@@ -11,6 +11,7 @@ FEATURE = Feature(
             group="tracked models",
         ),
     ),
+    stages=("scaleflow.features.promotion.stage:STAGE",),
     public_names={
         "PromotionResult": "scaleflow.features.promotion.promote",
         "promote_model": "scaleflow.features.promotion.promote",

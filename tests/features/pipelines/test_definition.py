@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.features.pipelines.command import check_function
 from scaleflow.features.pipelines.decisions import expand_sweep
 from scaleflow.features.pipelines.definition import DeclaredPipeline, load_pipeline
+from scaleflow.features.pipelines.python_stage import check_function
 from scaleflow.features.pipelines.references import StageCondition, rewrite_references, select_output
 
 HEAD = "overrides: [dataset=digits]\nlimit: 0.9\nstages:\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 
 from scaleflow.config.compose import user_module_folders
 from scaleflow.errors import ConfigError
+from scaleflow.features.pipelines import stage_commands
 from scaleflow.features.pipelines.command import check_stages
 from scaleflow.features.pipelines.decisions import StageComposer
 from scaleflow.features.pipelines.definition import load_pipeline
-from scaleflow.features.pipelines.stage_commands import STAGE_COMMANDS, make_words
+from scaleflow.features.pipelines.stage_commands import list_stage_commands
+from scaleflow.interfaces.features import Feature, list_features
+from scaleflow.interfaces.stages import StageCommand
 from tests.conftest import Command
 
 #: A name that Hydra's grammar cannot read without quotes.
@@ -83,17 +87,55 @@ def make_project(folder: Path, file: str = FILE) -> Path:
 
 def test_every_command_is_a_stage_of_the_pipeline_below(tmp_path: Path) -> None:
     pipeline = load_pipeline("mine", [str(make_project(tmp_path))])
-    assert {stage.command.name for stage in pipeline.stages.values()} == {*STAGE_COMMANDS}
+    assert {stage.command.name for stage in pipeline.stages.values()} == {*list_stage_commands()}
 
 
 def test_the_words_of_a_stage_are_flags_that_its_command_has() -> None:
     from scaleflow.features.predict.command import make_predict_parser
 
-    values = {**dict.fromkeys(STAGE_COMMANDS["predict"].flags, "1"), "run": "1", "on_bad": "skip"}
+    predict = list_stage_commands()["predict"]
+    values = {**dict.fromkeys(predict.flags, "1"), "run": "1", "on_bad": "skip"}
     values |= {"probabilities": True, "logits": True, "explain": True}
-    _, *words = make_words(STAGE_COMMANDS["predict"], values, Path("stage"), ("conf",))
+    _, *words = predict.make_words(values, Path("stage"), ("conf",))
     typed = make_predict_parser().parse_intermixed_args(words)
     assert (typed.on_bad, typed.shard_rows, typed.top_k) == ("skip", 1, 1)
+
+
+HELLO = StageCommand(name="hello", flags={"to": (), "how": ("loud", "quiet")}, required=("to",), outputs=("said",))
+
+THEIRS = Feature(name="theirs", stages=(f"{__name__}:HELLO",))
+
+
+@pytest.fixture
+def theirs() -> Iterator[None]:
+    """Adds a feature with a stage, whose command has only its keys and its answer."""
+    features = {**list_features(), "theirs": THEIRS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_commands, "list_features", lambda: features)
+        list_stage_commands.cache_clear()
+        yield
+    list_stage_commands.cache_clear()
+
+
+def test_a_feature_adds_a_stage(theirs: None, tmp_path: Path) -> None:
+    stage = "  greet: {command: hello, to: [you, me], how: loud}\n"
+    made = load_pipeline("mine", [str(make_project(tmp_path, f"stages:\n{stage}"))])
+    hello = made.stages["greet"].command
+    assert hello is HELLO
+    words = hello.make_words(made.stages["greet"].values, tmp_path, ["conf"])
+    assert words == ["hello", "--to", "you", "--to", "me", "--how", "loud"]
+    assert hello.read_outputs({"said": "hello", "other": 1}, {}, tmp_path) == {"said": "hello"}
+    with pytest.raises(ConfigError, match=r"volume: is no key of hello \(command, after, when, foreach, to, how\)"):
+        load_pipeline("mine", [str(make_project(tmp_path, f"stages:\n{stage.replace('how', 'volume')}"))])
+    with pytest.raises(ConfigError, match=r"helo: is no command of a stage; did you mean hello\? \(check, convert"):
+        load_pipeline("mine", [str(make_project(tmp_path, f"stages:\n{stage.replace('hello', 'helo')}"))])
+
+
+def test_two_features_with_one_stage_are_refused(theirs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Feature(name="again", stages=THEIRS.stages)
+    monkeypatch.setattr(stage_commands, "list_features", lambda: {"again": again, "theirs": THEIRS})
+    with pytest.raises(ConfigError, match="the feature theirs has a stage hello, which there is already"):
+        list_stage_commands()
 
 
 def check(folder: Path, file: str) -> None:

@@ -1,0 +1,34 @@
+"""`check` as a stage of a pipeline."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scaleflow.config.policies import CHECK
+from scaleflow.interfaces.stages import StageCommand
+
+#: The page of the check in the stage's folder.
+REPORT = "data_report.html"
+
+LEVELS = ("hint", "drift", "fault")
+
+
+class CheckStage(StageCommand):
+    """A check of data."""
+
+    def make_extra_words(self, values: Mapping[str, Any], folder: Path) -> list[str]:
+        return ["--report", str(folder / REPORT)]
+
+    def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        levels = [each["level"] for each in answer["findings"]]
+        return {"metrics": {f"{level}s": levels.count(level) for level in LEVELS}}
+
+
+STAGE = CheckStage(
+    name="check",
+    composes=True,
+    work=CHECK.work,
+    flags={"against": (), "level": LEVELS, "examples": ()},
+    files=(REPORT,),
+    outputs=("metrics", "report", "folder"),
+)

@@ -1,0 +1,111 @@
+"""The stage that calls a function of the user's: `command: python`, which is no command of its own."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.config.compose import list_own_folders
+from scaleflow.config.unknown_keys import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.stages import UNKNOWN, StageCommand
+from scaleflow.runs.code_digest import find_folders, find_source
+
+#: What the function returned, in the stage's folder.
+RESULT = "result.json"
+
+
+class PythonStage(StageCommand):
+    """A function of the user's."""
+
+    def check(self, values: Mapping[str, Any], config_dirs: Sequence[str]) -> None:
+        check_function(str(values["target"]), values.get("arguments") or {}, config_dirs)
+
+    def make_words(self, values: Mapping[str, Any], folder: Path, config_dirs: Sequence[str]) -> list[str]:
+        arguments = json.dumps(values.get("arguments") or {})
+        return [self.name, str(values["target"]), arguments, str(folder / RESULT), *config_dirs]
+
+    def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        return {"result": json.loads((folder / RESULT).read_text())}
+
+    def list_files(self, values: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
+        """Returns the absolute paths of the files and folders that its `writes`, arguments or result name."""
+        writes = list_texts(values.get("writes"))
+        for each in writes:
+            if not Path(each).exists():
+                raise ConfigError(f"writes: {each}: does not exist after the function has returned")
+        texts = [*writes, *list_texts(values.get("arguments")), *list_texts(outputs.get("result"))]
+        return sorted({str(Path(text).absolute()) for text in texts if is_existing_path(text)})
+
+    def summarize(self, outputs: Mapping[str, Any]) -> str:
+        return str(outputs.get("result"))[:60]
+
+
+PYTHON = PythonStage(
+    name="python",
+    flags={"target": (), "arguments": (), "writes": ()},
+    required=("target",),
+    writes_data=True,
+    files=(RESULT,),
+    outputs=("result", "folder"),
+)
+
+
+def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ()) -> None:
+    """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
+    if not isinstance(arguments, Mapping) and arguments != UNKNOWN:
+        raise ConfigError(f"arguments: {arguments}: expected {{NAME: VALUE}}")
+    module, _, name = target.rpartition(".")
+    if not module:
+        raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
+    found = find_source(module, list_own_folders(config_dirs))
+    if found is None:
+        if not find_folders(module.partition(".")[0]):
+            raise ConfigError(
+                f"target: {target}: there is no module {module} in the current folder, in one of "
+                "--config-dir, or installed"
+            )
+        return
+    try:
+        tree = ast.parse(found[0].read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
+            return
+        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
+    if isinstance(arguments, Mapping):
+        check_parameters(target, functions[name].args, arguments)
+
+
+def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a function does not take the arguments, or needs others."""
+    if taken.kwarg is None:
+        names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+        for each in arguments:
+            if each not in names:
+                raise ConfigError(
+                    f"arguments: {each}: {target} has no such parameter{suggest(each, names)} ({', '.join(names)})"
+                )
+    optional = len(taken.defaults)
+    needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
+    needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
+    if missing := [each for each in needed if each not in arguments]:
+        raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")
+
+
+def is_existing_path(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # it is too long, or has a null character
+        return False
+
+
+def list_texts(value: Any) -> list[str]:
+    """Returns the texts in a value of JSON, those in its lists and mappings too."""
+    if isinstance(value, Mapping | list):
+        return [text for each in (value.values() if isinstance(value, Mapping) else value) for text in list_texts(each)]
+    return [value] if isinstance(value, str) else []
