@@ -11,15 +11,20 @@ in an environment; this one ignores other apps.
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from scaleflow.interfaces.features import list_features
 
 OURS = "pkg://scaleflow.conf"
 ENTRY_POINTS = "scaleflow.conf"
+
+#: The config that conf/config.yaml includes, with the defaults of all features.
+FEATURE_DEFAULTS = "feature_defaults"
 
 
 class ScaleflowSearchPath(SearchPathPlugin):
@@ -29,9 +34,13 @@ class ScaleflowSearchPath(SearchPathPlugin):
         """Appends the packages if the search path is scaleflow's. Hydra calls it once for each app."""
         if not any(element.path == OURS for element in search_path.get_path()):
             return
+        defaults: list[str | Mapping[str, str]] = []
         for feature in list_features().values():
             if feature.conf:
                 search_path.append(provider=feature.name, path=f"pkg://{feature.conf}")
+            defaults += feature.defaults
+        node = {"defaults": [dict(each) if isinstance(each, Mapping) else each for each in defaults]}
+        ConfigStore.instance().store(FEATURE_DEFAULTS, node, package="_global_", provider="scaleflow")
         for point in entry_points(group=ENTRY_POINTS):
             if is_package(point.value):
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")

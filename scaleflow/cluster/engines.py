@@ -59,7 +59,7 @@ def list_engines() -> Mapping[str, ClusterEngine]:
     engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
     for feature in list_features().values():
         engines += [import_named(place) for place in feature.engines]
-    return {engine.name: engine for engine in sorted(engines, key=lambda engine: len(engine.own_keys))}
+    return {engine.name: engine for engine in sorted(engines, key=lambda engine: (len(engine.own_keys), engine.name))}
 
 
 def find_engine(cluster: Cluster) -> ClusterEngine:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from scaleflow.interfaces import Plan, Rule
+from scaleflow.interfaces.features import list_sections
 
 Comparison = Callable[[Any, Any], bool]
 
@@ -113,7 +114,11 @@ def holds(condition: str, plan: Plan) -> bool:
 
 def is_applicable(rule: Rule, plan: Plan) -> bool:
     """Whether a plan has the combination of options that a rule is about."""
-    return holds(rule.when, plan) and (rule.only_if is None or rule.only_if(plan))
+    try:
+        is_combined = holds(rule.when, plan)
+    except AttributeError:  # the rule is about a key of a feature that is not there
+        return False
+    return is_combined and (rule.only_if is None or rule.only_if(plan))
 
 
 def find_keys(rule: Rule) -> Sequence[str]:
@@ -121,10 +126,21 @@ def find_keys(rule: Rule) -> Sequence[str]:
     return rule.keys or tuple(dict.fromkeys(term.key for term in parse_condition(rule.when)))
 
 
+def find_section(plan: Plan, group: str, names: Sequence[str]) -> Any:
+    """Returns the section with the first of these keys: the group's own, or that of a feature.
+
+    Raises AttributeError if there is none.
+    """
+    for section in list_sections().get(group, ()):
+        if not names or names[0] in vars(plan.of(section)):
+            return plan.of(section)
+    return getattr(plan, group)
+
+
 def find_value(plan: Plan, key: str) -> Any:
     """Returns the value of a dotted key in a plan. The value of a config group is its option."""
     group, *names = key.split(".")
-    value = getattr(plan, group)
+    value = find_section(plan, group, names)
     for name in names:
         if value is None:
             return None

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
+from scaleflow.interfaces.features import list_sections
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: The patience of `training.early_stopping=auto`. On 17 public tables, four seeds each, `model=tabular` would have
@@ -38,20 +39,26 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
     if not isinstance(section, Mapping):
         example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(known))}=..."
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
-    others = {name: value for name, value in section.items() if name not in known}
+    of_features = list_feature_keys(key) if cls not in list_sections().get(key, ()) else set()
+    others = {name: value for name, value in section.items() if name not in known and name not in of_features}
     for name in others:
         if not isinstance(name, str):
             raise ConfigError(f"{key}.{name}: the name of a key is text; leave this one out")
         if "." in name:
             raise dotted_key_error(f"{key}.{name}", name)
     if others and not has_target:
-        raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in known])
+        raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in (*known, *of_features)])
     hints = type_hints(typing.cast(Any, cls))
     values: dict[str, Any] = {"target": parse_target(others, key)} if has_target else {}
     for name, value in section.items():
         if name in known:
             values[name] = parse_value(value, hints[name], f"{key}.{name}", limits=known[name].metadata)
     return cls(**values)
+
+
+def list_feature_keys(group: str) -> set[str]:
+    """Returns the keys of a config group that features add to it."""
+    return {each.name for cls in list_sections().get(group, ()) for each in dataclasses.fields(cls)}
 
 
 def parse_target(section: Mapping[str, Any], key: str) -> Target:

@@ -31,6 +31,7 @@ from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
+from scaleflow.interfaces.features import list_features, list_sections
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
@@ -71,14 +72,19 @@ def explain_rule(rule: Rule, plan: Plan) -> str:
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
-    rules = (*RULES, *find_version_rules(), *engine_rules)
+    rules = (*RULES, *list_feature_rules(), *find_version_rules(), *engine_rules)
     return (rule for rule in rules if is_applicable(rule, plan))
 
 
 def list_rules() -> Sequence[Rule]:
     """Returns all rules, those of the cluster engines too."""
     engines = list_engines().values()
-    return (*RULES, *make_key_rules(*engines), *(rule for engine in engines for rule in engine.rules))
+    engine_rules = [rule for engine in engines for rule in engine.rules]
+    return (*RULES, *list_feature_rules(), *make_key_rules(*engines), *engine_rules)
+
+
+def list_feature_rules() -> Sequence[Rule]:
+    return [rule for feature in list_features().values() for rule in feature.rules]
 
 
 @functools.cache
@@ -145,12 +151,13 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     Raises ConfigError, naming the key, the value and what would work.
     """
     parsed = parse_sections(config)
-    sections = {key: value for key, value in config.items() if key not in parsed}
+    sections = {key: value for key, value in config.items() if key not in parsed and key not in list_sections()}
     plan = Plan(
         **parsed,
         seed=parse_value(sections.pop("seed", 0), int, "seed", limits={"at_least": 0, "at_most": MAX_INT}),
         choices=choices,
         config=config,
+        features=parse_feature_sections(config),
         search=search,
         resume=parse_value(sections.pop("resume", None), str | None, "resume"),
         resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data"),
@@ -159,6 +166,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     )
     for key in sections:
         known = [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS]
+        known += [name for name in list_sections() if name not in known]
         if key in choices:
             raise ConfigError(
                 f"{key}={choices[key]}: the keys of this file are below {key}; begin it with the line "
@@ -184,6 +192,22 @@ def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = No
     return parsed
 
 
+def parse_feature_sections(config: Mapping[str, Any]) -> dict[type, Any]:
+    """Parses the keys of features, by the dataclass that describes them. Raises ConfigError as `parse_plan` does."""
+    parsed: dict[type, Any] = {}
+    core = {each.name for each in dataclasses.fields(Plan)}
+    for group, classes in list_sections().items():
+        given = config.get(group) or {}
+        for cls in classes:
+            if group in core:  # the other keys of the group are not the feature's
+                names = {each.name for each in dataclasses.fields(cls)}
+                given_keys = {key: value for key, value in given.items() if key in names}
+            else:
+                given_keys = given
+            parsed[cls] = parse_section(cast(Any, cls), given_keys, group)
+    return parsed
+
+
 def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
     """Returns a plan with other values of some keys, `GROUP.KEY`, or of whole groups.
 
@@ -194,7 +218,10 @@ def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
     for key, value in values.items():
         group, _, name = key.partition(".")
         config[group] = {**(config.get(group) or {}), name: value} if name else value
-    return replace(plan, config=config, **parse_sections(config, {key.partition(".")[0] for key in values}))
+    groups = {key.partition(".")[0] for key in values}
+    core = {each.name for each in dataclasses.fields(Plan)}
+    sections = parse_sections(config, groups & core)
+    return replace(plan, config=config, features=parse_feature_sections(config), **sections)
 
 
 def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
@@ -210,7 +237,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
 
 #: Fields of a plan that are not keys of the config.
-DERIVED_FIELDS = ("choices", "config", "search", "task", "tf_config", "weights")
+DERIVED_FIELDS = ("choices", "config", "features", "search", "task", "tf_config", "weights")
 
 #: The arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")

@@ -1,7 +1,6 @@
 """The rules about debugging, profiling, training and data."""
 
 import itertools
-import re
 from collections.abc import Sequence
 
 from scaleflow.cluster.tasks import process_names
@@ -464,12 +463,6 @@ TRAINING_RULES: Sequence[Rule] = (
         "set dataset.validation=0.1, or monitor train/loss",
         keys=("training.early_stopping.monitor", "dataset.validation"),
         only_if=is_stopped_by_validation,
-    ),
-    Rule(
-        "tracking.notify!=null",
-        "it is no address of the web",
-        "type https://HOST/PATH, or slack:https://hooks.slack.com/... for Slack",
-        only_if=lambda p: not re.match(r"(slack:)?https?://[^/]", p.tracking.notify or ""),
     ),
     Rule(
         "promotion=champion & tracking=none",

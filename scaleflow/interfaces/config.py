@@ -9,9 +9,11 @@ the keys. A default given here holds if the chosen option in conf/ does not set 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from scaleflow.interfaces.formatting import SECONDS
+
+S = TypeVar("S")
 
 #: The value of a key that the number of training examples decides, before the event `ready`.
 BY_SIZE: Final = "by_size"
@@ -480,7 +482,6 @@ class Tracking:
     code: bool = True
     register_as: str | None = None
     alias: str | None = "newest"
-    notify: str | None = None
     tensorboard: bool = False
     histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
 
@@ -552,6 +553,7 @@ class Plan:
             are in the run's checkpoints.
         answers: fields of the model's `Outputs` that the validation rows of another run decided, such as
             `set_threshold`: this run has no validation rows. Default: none.
+        features: the keys of features, by the dataclass that describes them; use `of`.
         trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
             Default None: any code.
     """
@@ -585,6 +587,12 @@ class Plan:
     weights: str | None = None
     answers: Mapping[str, Any] = field(default_factory=dict)
     trusted_modules: Sequence[str] | None = None
+    features: Mapping[type, Any] = field(default_factory=dict)
+
+    def of(self, section: type[S]) -> S:
+        """Returns the keys of a feature, an object of its dataclass, with defaults if the config does not have them."""
+        found: S = self.features.get(section) or section()
+        return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.config import Plan
+from scaleflow.interfaces.config import Plan, Rule
 
 #: The group of the entry points of installed packages.
 ENTRY_POINTS = "scaleflow.features"
@@ -63,6 +63,14 @@ class Feature:
     stages: Sequence[str] = ()
     #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
     conf: str = ""
+    #: What each config includes from `conf`, as entries of Hydra's list of defaults.
+    defaults: Sequence[str | Mapping[str, str]] = ()
+    section: type | None = None  # the dataclass of its keys, all with defaults; `Plan.of` returns them
+    #: The config group that the keys are in. "": a group of the feature's own, with its name.
+    group: str = ""
+    rules: Sequence[Rule] = ()
+    #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
+    launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
     #: Returns whether a plan uses the feature. If not, the modules of its hooks are not imported.
@@ -127,6 +135,16 @@ def import_named(place: str) -> Any:
     """Returns what "module:NAME" names."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+@cache
+def list_sections() -> Mapping[str, Sequence[type]]:
+    """Returns the dataclasses with keys of features, by the config group that the keys are in."""
+    sections: dict[str, list[type]] = {}
+    for feature in list_features().values():
+        if feature.section is not None:
+            sections.setdefault(feature.group or feature.name, []).append(feature.section)
+    return sections
 
 
 def list_conf_folders() -> list[Path]:

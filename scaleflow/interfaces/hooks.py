@@ -1,14 +1,19 @@
-"""What features do in a run, at fixed points of it."""
+"""What features do at fixed points of a run.
+
+A feature names the classes of its hooks in its declaration. An error in a hook becomes a note with the feature's name.
+It never ends a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces.config import Plan
 from scaleflow.interfaces.data import Rows, Source
-from scaleflow.interfaces.events import Emit
+from scaleflow.interfaces.events import Emit, Event
 from scaleflow.interfaces.training import Workers
 
 
@@ -46,3 +51,35 @@ class WorkerHook:
             ConfigError: if the run is refused.
         """
         return {}
+
+
+@dataclass(frozen=True)
+class FollowedRun:
+    """The run or the sweep that hooks of the launcher follow."""
+
+    plan: Plan  # of a sweep: that of its first job
+    folder: Path
+    is_job: bool  # whether it is a job of a sweep
+    find_name: Callable[[], str]  # returns its name in the store
+    print_note: Callable[[str], None]  # shows a line in the terminal
+
+
+class LauncherHook:
+    """What a feature does in the launcher while a run that trains goes on, and after a run or a sweep.
+
+    It runs in the process of the command, on the chief's machine. It imports no TensorFlow. A method returns quickly:
+    the launcher waits for it.
+    """
+
+    def __init__(self, run: FollowedRun) -> None:
+        self.run = run
+
+    def on_event(self, event: Event) -> None:
+        """Sees each event of the run, in their order. A sweep has none; its jobs have theirs."""
+
+    def after_run(self, answer: Mapping[str, Any]) -> None:
+        """Is called at the end, when everything is recorded; not if the run was refused.
+
+        Args:
+            answer: the object of `--json`, with `exit_code`.
+        """

@@ -51,7 +51,6 @@ from scaleflow.interfaces.secret_masking import (
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.objects import keep_model_file, list_size_notes
 from scaleflow.launcher.prepare import PreparedRun, make_plan, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
@@ -348,9 +347,8 @@ def supervise_run(
         if collector.error:
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor, end_tasks)
-        if spec.records and spec.task.trains and not (spec.parent and code == FINISHED):
-            answer = {"exit_code": code, **answer_run(spec.folder)}
-            notify(spec.plan.tracking.notify, monitor.state.name, answer, display=monitor.display)
+        if monitor.hooks is not None:
+            monitor.hooks.after_run({"exit_code": code, **answer_run(spec.folder)})
         return Outcome(code, partial(answer_run, spec.folder))
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.task.trains:

@@ -29,12 +29,13 @@ from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
+from scaleflow.interfaces.hooks import FollowedRun
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED, Outcome, find_interruption
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
+from scaleflow.launcher.feature_hooks import FeatureHooks
 from scaleflow.launcher.launch import launch_run
-from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import PartStop, StopRequest, catch_stop_signals
@@ -423,10 +424,21 @@ class SweepRunner:
             finished = [job for job in self._jobs if not job.is_waiting and job.entry.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
         code = self._exit_code(report)
-        if self._parent.plan and (address := self._parent.plan.tracking.notify):
-            answer = {"exit_code": code, **describe_jobs(self._folder)}
-            notify(address, RunState.read(self._folder).name, answer, display=Display(sys.stdout))
+        if self._parent.plan:
+            self._call_hooks(self._parent.plan, code)
         return code
+
+    def _call_hooks(self, plan: Plan, code: int) -> None:
+        """Calls what features do after a sweep."""
+        display = Display(sys.stdout)
+        run = FollowedRun(
+            plan=plan,
+            folder=self._folder,
+            is_job=False,
+            find_name=lambda: RunState.read(self._folder).name,
+            print_note=lambda text: display.print_line(f"note: {text}", "yellow"),
+        )
+        FeatureHooks(run).after_run({"exit_code": code, **describe_jobs(self._folder)})
 
     def _end_parent(self) -> SweepReport:
         """Ends the parent run, and returns the final report."""

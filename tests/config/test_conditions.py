@@ -16,6 +16,7 @@ from scaleflow.config.parse import parse_value, type_hints
 from scaleflow.config.plan import explain_rule, find_version_rules, list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
+from scaleflow.interfaces.features import list_sections
 
 ALL_RULES = [*list_rules(), *find_version_rules(lambda package: "0.1")]
 
@@ -140,7 +141,8 @@ def find_hints(key: str) -> Iterator[Any]:
     """Yields the types that a key of the config can have: of `cluster`, those of each engine that has it."""
     group, *names = key.split(".")
     engines = list_engines().values()
-    sections = [engine.section for engine in engines] if group == "cluster" else [type_hints(Plan)[group]]
+    sections: list[Any] = [*list_sections().get(group, ())]
+    sections += [engine.section for engine in engines] if group == "cluster" else [type_hints(Plan).get(group)]
     for section in sections:
         hint: Any = section
         for name in names or ["name"]:

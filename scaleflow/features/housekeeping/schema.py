@@ -19,15 +19,14 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.config.compose import CONF
 from scaleflow.config.parse import type_hints
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Split, Target
+from scaleflow.interfaces.features import list_conf_folders, list_option_files, list_sections
 from scaleflow.launcher.command_exit import Outcome
 
 #: Keys of a config that are read before it is parsed, or by Hydra.
@@ -41,8 +40,6 @@ LIMITS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximu
 
 #: A line with a key and a comment, and a line that continues the comment.
 COMMENTED = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?\s# (?P<text>.*)$|\s{8,}# (?P<more>.*)$")
-
-FOLDER = Path(__file__).parent / CONF.rpartition(".")[2]
 
 
 @make_main
@@ -59,8 +56,13 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
     Raises ConfigError if there is no such group.
     """
     hints = type_hints(Plan)
-    known = {*(path.name for path in FOLDER.iterdir() if path.is_dir()), "sweep"}
-    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name in known}
+    known = {*(path.name for folder in list_conf_folders() for path in folder.iterdir() if path.is_dir()), "sweep"}
+    groups: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint) and name in known:
+            groups[name] = hint
+    for name, classes in list_sections().items():
+        groups.setdefault(name, classes[0])
     if group is None:
         sections: dict[str, Any] = {name: describe_section(name, hint) for name, hint in groups.items()}
         schema = describe_object(sections | dict.fromkeys(MORE_KEYS, True), others=False)
@@ -74,12 +76,15 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
 
 def describe_section(group: str, cls: Any) -> dict[str, Any]:
     """Describes a group: the keys of its dataclass, and those that scaleflow's options have besides."""
-    texts = {key: text for file in (FOLDER / group).glob("*.yaml") for key, text in read_comments(file.read_text())}
-    for shared in FOLDER.glob("*.yaml"):
+    texts = {key: text for file in list_option_files(group) for key, text in read_comments(file.read_text())}
+    for shared in (file for folder in list_conf_folders() for file in folder.glob("*.yaml")):
         part = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", shared.read_text(), re.M)
         texts |= dict(read_comments(part[1] if part else ""))
     schema = describe_class(cls, others="target" in {each.name for each in dataclasses.fields(cls)})
-    keys = {name: schema["properties"].get(name, {}) for name in (*schema["properties"], *texts)}
+    properties = dict(schema["properties"])
+    for section in list_sections().get(group, ()):
+        properties.update(describe_class(section)["properties"])
+    keys = {name: properties.get(name, {}) for name in (*properties, *texts)}
     described = {name: {"description": texts[name], **key} if name in texts else key for name, key in keys.items()}
     return {**schema, "properties": described}
 

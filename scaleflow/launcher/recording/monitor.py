@@ -14,15 +14,15 @@ from scaleflow.interfaces.events import (
     MetricsLogged,
     ModelExported,
     PhaseBegan,
-    Restarted,
     RunEnded,
     RunReady,
     RunRefused,
     SystemMetrics,
 )
+from scaleflow.interfaces.hooks import FollowedRun
 from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.notifications import notify_meanwhile
+from scaleflow.launcher.feature_hooks import FeatureHooks
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
@@ -73,7 +73,19 @@ class RunMonitor:
         self._has_told = False
         self._on_event = on_event
         self._helpers = helpers
+        self.hooks = self._make_hooks() if spec.records and spec.task.trains else None
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
+
+    def _make_hooks(self) -> FeatureHooks:
+        return FeatureHooks(
+            FollowedRun(
+                plan=self.spec.plan,
+                folder=self.spec.folder,
+                is_job=self.spec.parent is not None,
+                find_name=lambda: self.state.name,
+                print_note=lambda text: self.display.print_line(f"note: {text}", "yellow"),
+            )
+        )
 
     def begin_start(self, phase: str, since: float | None = None) -> None:
         """Shows that the processes are being started, and the store opened at the same time.
@@ -113,8 +125,8 @@ class RunMonitor:
             self.display.show_event(event)
             if self._on_event is not None:
                 self._on_event(event)
-            if isinstance(event, Restarted) and self.spec.records:
-                notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, display=self.display)
+            if self.hooks is not None:
+                self.hooks.on_event(event)
 
     def read_reports(self) -> None:
         """Reads what the launcher has made of the run since it ended."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scaleflow.launcher.display import Display
-from scaleflow.launcher.notifications import notify, post
+from scaleflow.features.notify.feature import NotifyOptions
+from scaleflow.features.notify.messages import Messages, post
+from scaleflow.interfaces.hooks import FollowedRun
 from tests.conftest import Command
 
 FAST = ("model.units=[4]", "training.max_steps=2", "dataset.limit=64", "evaluation=none", "hardware=cpu")
@@ -57,10 +59,12 @@ def receiver() -> Iterator[Receiver]:
 
 
 def send(address: str, answer: dict[str, Any]) -> str:
-    """Sends a message; returns the note."""
-    shown = io.StringIO()
-    notify(address, "digits", answer, Display(shown))
-    return shown.getvalue()
+    """Sends a message; returns the notes."""
+    notes: list[str] = []
+    made: Any = SimpleNamespace(of=lambda section: NotifyOptions(address))
+    run = FollowedRun(made, Path("run"), is_job=False, find_name=lambda: "digits", print_note=notes.append)
+    Messages(run).after_run({"exit_code": 0, **answer})
+    return "\n".join(notes)
 
 
 def test_a_message_has_the_answer_and_a_line_and_no_secret(receiver: Receiver) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from scaleflow.features.notify.feature import NotifyOptions
+from scaleflow.interfaces.events import Event, Restarted
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.formatting import list_metric_rows, to_json
+from scaleflow.interfaces.hooks import FollowedRun, LauncherHook
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.display import Display
 
 #: The start of the address of a webhook of Slack, or of what takes its messages.
 SLACK = "slack:"
@@ -27,33 +29,48 @@ MOST_METRICS = 3
 PASSING_ERRORS = (429, 500, 502, 503, 504)
 
 
-def notify(address: str | None, name: str, answer: Mapping[str, Any], display: Display, event: str = "ended") -> None:
-    """Sends a message, and waits for its end; a note says why it was not sent.
+class Messages(LauncherHook):
+    """Sends the messages of a run or a sweep."""
+
+    def __init__(self, run: FollowedRun) -> None:
+        super().__init__(run)
+        self._address = run.plan.of(NotifyOptions).notify
+
+    def on_event(self, event: Event) -> None:
+        """Sends a message on a restart, while the run goes on."""
+        if self._address is None or not isinstance(event, Restarted):
+            return
+        answer = {"status": "RUNNING", "error": event.reason}
+        threading.Thread(target=self._try_to_send, args=(self._address, answer, "restarted"), daemon=True).start()
+
+    def after_run(self, answer: Mapping[str, Any]) -> None:
+        """Sends the message on the end, and waits until it has arrived. Jobs that finished are in that of the sweep."""
+        is_told_by_sweep = self.run.is_job and answer["exit_code"] == 0
+        if self._address is not None and not is_told_by_sweep:
+            self._try_to_send(self._address, answer, "ended")
+
+    def _try_to_send(self, address: str, answer: Mapping[str, Any], event: str) -> None:
+        with guard_extra("the message to tracking.notify", self.run.print_note):
+            reason = send(address, self.run.find_name(), answer, event)
+            if reason:
+                self.run.print_note(f"tracking.notify: a message was not sent: {mask_secrets(reason)}")
+
+
+def send(address: str, name: str, answer: Mapping[str, Any], event: str = "ended") -> str:
+    """Sends a message to an address.
 
     Args:
-        address: `tracking.notify`; None sends nothing.
+        address: `tracking.notify`.
         name: what the message is about, such as `sweep of model.units`.
         answer: the object of `--json`.
+        event: `ended` or `restarted`.
+
+    Returns:
+        Why the address has not taken it, else an empty text.
     """
-    if address is None:
-        return
-    with guard_extra("the message to tracking.notify", lambda text: display.print_line(f"note: {text}", "yellow")):
-        send(address, name, answer, display, event)
-
-
-def send(address: str, name: str, answer: Mapping[str, Any], display: Display, event: str) -> None:
-    """Sends a message to an address; a note says why the address has not taken it."""
     masked = to_json(mask_secrets({"event": event, "text": describe_end(name, answer, event), **answer}))
     body = {"text": masked["text"]} if address.startswith(SLACK) else masked
-    if reason := post(address.removeprefix(SLACK), body):
-        display.print_line(f"note: tracking.notify: a message was not sent: {mask_secrets(reason)}", "yellow")
-
-
-def notify_meanwhile(address: str | None, name: str, reason: str, display: Display) -> None:
-    """Sends a message on a restart, while the run goes on."""
-    answer = {"status": "RUNNING", "error": reason}
-    if address is not None:
-        threading.Thread(target=notify, args=(address, name, answer, display, "restarted"), daemon=True).start()
+    return post(address.removeprefix(SLACK), body)
 
 
 def describe_end(name: str, answer: Mapping[str, Any], event: str) -> str:

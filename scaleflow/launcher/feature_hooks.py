@@ -1,0 +1,36 @@
+"""Calls the hooks that features have in the launcher."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scaleflow.interfaces.events import Event
+from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.features import import_named, list_features
+from scaleflow.interfaces.hooks import FollowedRun, LauncherHook
+
+
+class FeatureHooks:
+    """The hooks of all features for one run or sweep. An error in one of them becomes a note with its name."""
+
+    def __init__(self, run: FollowedRun) -> None:
+        self._run = run
+        self._hooks: dict[str, LauncherHook] = {}
+        for feature in list_features().values():
+            if not feature.launcher or not feature.is_used(run.plan):
+                continue
+            with guard_extra(f"the feature {feature.name}", run.print_note):
+                self._hooks[feature.name] = import_named(feature.launcher)(run)
+
+    def on_event(self, event: Event) -> None:
+        for name, hook in list(self._hooks.items()):
+            is_failed = True
+            with guard_extra(f"the feature {name}", self._run.print_note):
+                hook.on_event(event)
+                is_failed = False
+            if is_failed:  # one note is enough
+                del self._hooks[name]
+
+    def after_run(self, answer: Mapping[str, Any]) -> None:
+        for name, hook in self._hooks.items():
+            with guard_extra(f"the feature {name}", self._run.print_note):
+                hook.after_run(answer)
