@@ -163,12 +163,17 @@ class WorkerProcess:
     _lock: FileLock | None = field(default=None, init=False, repr=False)
 
     def lock_folder(self) -> None:
-        """Excludes other processes that write the run's files, until this one ends. Only the chief needs it.
+        """Excludes other processes that write the run's files, until this one or its task ends.
 
         Raises ConfigError if another process has not released it within a minute.
         """
         if self.spec.records:
             self._lock = self.spec.files.take_write_lock()
+
+    def unlock_folder(self) -> None:
+        """Releases the lock of `lock_folder`, if there is one. `run_worker` does that after the last event."""
+        if self._lock is not None:
+            self._lock.release()
 
     def report_ready(self, ready: RunReady) -> None:
         """Reports that everything is built: from here on there is a run, or it continues."""

@@ -31,6 +31,8 @@ def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bo
             else:
                 report_refusal(process, error)
             return False
+        finally:
+            process.unlock_folder()
     return True
 
 

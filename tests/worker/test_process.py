@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.events import Event, FaultReported, RunEnded, RunReady, RunRefused
+from scaleflow.interfaces.events import Event, FaultReported, RunEnded, RunReady, RunRefused, ignore_event
 from scaleflow.runs import RunSpec, Task, WorkerProcess
 from scaleflow.worker.process import run_worker
 from scaleflow.worker.tasks import TrainModel
@@ -24,6 +24,7 @@ class Fail(Task):
     is_ready: bool
 
     def run(self, process: WorkerProcess) -> None:
+        process.lock_folder()
         process.explain = lambda error: RunError(f"explained: {error}")
         process.after_failure = lambda error: process.emit(RunEnded("FAILED", f"cleaned up after: {error}"))
         if self.is_ready:
@@ -61,6 +62,15 @@ def test_an_error_after_ready_fails_the_run(outcome: Callable[..., Any], tmp_pat
     assert (is_done, fault.error) == (False, "explained: model.units=0: use 1")
     assert end.error == "cleaned up after: model.units=0: use 1"
     assert "ConfigError" in (tmp_path / "traceback.txt").read_text()
+
+
+def test_the_folder_is_free_when_the_task_has_ended(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if something still refers to the process."""
+    monkeypatch.setattr("scaleflow.runs.folder.SECONDS_TO_WAIT", 0.0)
+    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0, Fail(None, True))
+    assert [run_worker(spec, ignore_event, bool) for _ in range(2)] == [True, True]
 
 
 def test_a_task_may_need_no_run(outcome: Callable[..., Any]) -> None:
