@@ -32,7 +32,7 @@ FEATURES = "scaleflow.features"
 CONTRACTS = ("scaleflow.errors", "interfaces", "compat")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "commands")
+LAYERS = ("config", "runs", "worker", "launcher", "sweep", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces.config import Plan
 from scaleflow.interfaces.data import Rows, Source
 from scaleflow.interfaces.events import Emit, Event
 from scaleflow.interfaces.training import Workers
+
+if TYPE_CHECKING:
+    from scaleflow.dataset.schema import SplitSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +31,11 @@ class ReadData:
     #: The raw inputs of a few examples.
     few: Any
     #: A sample of the training split, as columns. None in workers that are not the chief, and if there is `earlier`.
-    sample: Any = None
+    sample: SplitSample | None = None
     #: The schema of the data of an earlier run that goes on, or is evaluated; empty if it kept none. None: a new run.
     earlier: Mapping[str, Any] | None = None
-    #: All workers of the run. They call each hook in the same order, with the same values except for `sample`.
+    #: All workers of the run. They call each hook in the same order, with the same values except for `sample`. What is
+    #: passed to `workers.from_chief` must not raise: the others would wait.
     workers: Workers
     emit: Emit
     #: Emits an event after the first batch was read: data that cannot be read have an error of their own by then.

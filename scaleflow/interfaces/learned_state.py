@@ -43,7 +43,7 @@ class LearnedState:
         splits: by name, the number of examples and the digest of each split.
         pictures: the names of inputs that are read from encoded pictures, such as JPEG files.
         schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
-            histograms, as `data_checks.sample` describes them; empty if nobody looked at the data.
+            histograms, as `dataset/schema.py` makes it; empty with `dataset.check=none`.
         sizes: the model's arguments that can be `by_size`, as they were: layers of other sizes cannot be extended.
         split: `dataset.split`, by which rows were divided.
     """

@@ -1,18 +1,17 @@
 """Reads the data of a run: splits, feeds, the objective that their targets need, and what describes them.
 
-A sample of it is checked before training: its schema, its faults, its differences from earlier data.
+The schema of a sample is made before training, and features look at the data.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from scaleflow.interfaces import (
     BY_SIZE,
     Batching,
     BySplit,
-    DivisionKeys,
     EarlierState,
     Feed,
     LearnedChanges,
@@ -34,37 +32,22 @@ from scaleflow.interfaces import (
     Plan,
     Rows,
     Source,
-    Split,
     Target,
     Training,
     Workers,
-    name_leaves,
 )
 from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
+from scaleflow.interfaces.hooks import ReadData
 from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
+from scaleflow.worker.hooks import call_after_data, load_hooks
 from scaleflow.worker.metadata import RunMetadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, setup_runtime
 
 if TYPE_CHECKING:
-    from scaleflow.data_checks.drift import DataFinding, SplitSample
     from scaleflow.dataset import ClassOrder, Splits
-
-#: The most examples, and the most values of all of them, that a run looks at.
-MOST_EXAMPLES, MOST_VALUES = 2000, 1 << 20
-
-#: The fewest examples, however large they are.
-FEWEST_EXAMPLES = 32
-
-#: The most columns that are no inputs, of which rows may belong together.
-MOST_OTHERS = 50
-
-#: The rules whose findings say that the figures of the test are too good.
-TOGETHER = ("groups", "time drift", "duplicates across splits")
-
-#: The most findings that a run reports.
-MOST_TOLD = 5
+    from scaleflow.dataset.schema import SplitSample
 
 
 def make_look(
@@ -72,167 +55,60 @@ def make_look(
 ) -> Callable[[Splits], Mapping[str, Any]] | None:
     """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
 
-    The data of a resumed run are compared with the schema of its first command, which is kept. The function tells what
-    it finds as `dataset.check` says. That the data cannot be looked at is told `late`: if they cannot be read either,
-    the run has that error alone. The schema has what was found about rows that belong together, as `together`.
+    The data of a resumed run are compared with the schema of its first command, which is kept. Features tell what they
+    find. That the data cannot be looked at is told `late`: if they cannot be read either, the run has that error alone.
     """
     known = earlier.state.schema if earlier is not None and is_resumed else {}
-    check = plan.dataset.check
-    if check == "none":
+    if plan.dataset.check == "none":
         return (lambda splits: known) if known else None
+    hooks = load_hooks(plan, emit)
+    if plan.dataset.check == "refuse" and not hooks:
+        raise ConfigError("dataset.check=refuse: there is no feature that looks at data; use dataset.check=none")
 
     def look(splits: Splits) -> Mapping[str, Any]:
+        sample: SplitSample | None = None
         schema = dict(known)
 
-        def find() -> str:  # on the chief
-            from scaleflow.data_checks.drift import make_schema
+        def describe() -> str:  # on the chief
+            nonlocal sample
+            from scaleflow.dataset.schema import make_schema, sample_split
 
             try:
-                if known:
-                    found = compare_split(known, source, splits.train, few=splits.sample)
-                else:
-                    sample = sample_split(source, splits.train, splits.sample)
-                    found = find_told(source, splits, plan.dataset.split, sample=sample)
-                    schema.update(make_schema(sample))
-                    schema["together"] = [asdict(each) for each in found if each.rule in TOGETHER]
+                sample = sample_split(source, splits.train, splits.sample)
+                schema.update(make_schema(sample))
             except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
                 traceback.print_exc()
-                return json.dumps({"error": read_reason(error)})
-            return json.dumps({"findings": [asdict(each) for each in found]})
+                return read_reason(error)
+            return ""
 
-        answer = json.loads(workers.from_chief(find))
-        tell_findings(answer, check, late if "error" in answer else emit)
+        if not known:
+            problem = workers.from_chief(describe)
+            if problem:
+                tell_unread(problem, plan.dataset.check, late)
+                return schema
+        data = ReadData(
+            plan=plan,
+            source=source,
+            splits=splits.by_name(),
+            few=splits.sample,
+            sample=sample,
+            earlier=known or None,
+            workers=workers,
+            emit=emit,
+            emit_late=late,
+        )
+        schema.update(call_after_data(hooks, data))
         return schema
 
     return look
 
 
-def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) -> list[DataFinding]:
-    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest.
-
-    `sample` is one of the training split.
-    """
-    from scaleflow.data_checks.drift import DRIFT, select_level
-    from scaleflow.data_checks.rules import find_duplicates, find_faults
-
-    if not splits.train.is_spread:
-        return []
-    parts = {name: each for name, each in splits.by_name().items() if name == "train" or each is not splits.train}
-    samples = {"train": sample, **sample_judge(source, parts, few=splits.sample, is_table=sample.is_table)}
-    together = find_together_in(samples, parts, rule)
-    found = [*together, *(find_duplicates(samples) if len(samples) > 1 else ())]
-    return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
-
-
-def sample_judge(source: Source, parts: Mapping[str, Rows], few: Any, is_table: bool) -> dict[str, SplitSample]:
-    """Returns a sample of the split of a table that judges the model, by its name; empty if there is none."""
-    name = next((name for name in ("test", "validation") if name in parts), None)
-    return {name: sample_split(source, parts[name], few)} if is_table and name is not None else {}
-
-
-def find_together_in(samples: Mapping[str, SplitSample], parts: Mapping[str, Rows], rule: Split) -> list[DataFinding]:
-    """Returns what is found about rows that belong together, in samples of the splits `parts`."""
-    from scaleflow.data_checks.together import find_together
-
-    keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
-    return list(find_together(samples, sum(map(len, parts.values())), rule, keys=keys))
-
-
-def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
-    """Returns how a split differs from the training split of a run: drift, and all unseen categories.
-
-    `examples` is the split before its preprocessing, `few` some of its raw inputs.
-    """
-    from scaleflow.data_checks.drift import DRIFT, LEVELS, compare_sample
-
-    if not schema or not examples.is_spread:
-        return []
-    found = compare_sample(schema, sample_split(source, examples, few))
-    return [each for each in found if LEVELS.index(each.level) >= LEVELS.index(DRIFT) or each.rule == "unseen"]
-
-
-def tell_comparison(
-    plan: Plan, earlier: EarlierState | None, source: Source, examples: Rows, few: Any, emit: Emit
-) -> None:
-    """Reports how an evaluation's data differ from the model's training data, as `dataset.check` says."""
-    if plan.dataset.check == "none" or earlier is None:
-        return
-    try:
-        found = compare_split(earlier.state.schema, source, examples, few=few)
-    except Exception as error:
-        traceback.print_exc()
-        tell_findings({"error": read_reason(error)}, plan.dataset.check, emit)
-        return
-    tell_findings({"findings": [asdict(each) for each in found]}, plan.dataset.check, emit)
-
-
-def tell_findings(answer: Mapping[str, Any], check: str, emit: Emit) -> None:
-    """Reports findings in notes. Raises ConfigError for `dataset.check=refuse`."""
-    if "error" in answer:
-        text = f"dataset.check={check}: the data cannot be looked at ({answer['error']})"
-        if check == "refuse":
-            raise ConfigError(f"{text}; use dataset.check=none")
-        emit(Note(text))
-        return
-    findings: Sequence[Mapping[str, Any]] = answer["findings"]
-    told = [f"{each['text']} ({each['because']})" for each in findings]
-    refused = [text for text, each in zip(told, findings, strict=True) if each["level"] != "hint"]
-    if refused and check == "refuse":
-        more = f", and {count_more(refused[1:])}" if len(refused) > 1 else ""
-        raise ConfigError(
-            f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn goes on"
-        )
-    for text in told[:MOST_TOLD]:
-        emit(Note(f"dataset.check: {text}"))
-    if len(told) > MOST_TOLD:
-        emit(Note(f"dataset.check: {count_more(told[MOST_TOLD:])}; scaleflow check shows all"))
-
-
-def count_more(texts: Collection[str]) -> str:
-    return f"{len(texts)} more finding{'s' if len(texts) > 1 else ''}"
-
-
-def sample_split(
-    source: Source,
-    examples: Rows,
-    few: Any,
-    most: tuple[int, int] = (MOST_EXAMPLES, MOST_VALUES),
-    reads_all: bool = False,
-) -> SplitSample:
-    """Reads examples of a split, as columns.
-
-    Args:
-        examples: the split, before its preprocessing.
-        few: some of its raw inputs.
-        most: the most examples, and the most values of all of them.
-        reads_all: whether a stream that is not in memory is read to its end; else its first examples are read.
-    """
-    from scaleflow.data_checks.drift import make_sample
-
-    leaves = name_leaves(few).values()
-    values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
-    count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
-    places, (inputs, targets, *_) = examples.read_spread(count, reads_all)
-    sample = make_sample(source.inputs, source.outputs, (inputs, targets), examples=len(examples))
-    return dataclasses.replace(sample, others=read_others(source, examples, places))
-
-
-def read_others(source: Source, examples: Rows, places: Any) -> dict[str, Any]:
-    """Returns what examples have besides inputs and targets: columns of a table's files, groups of an own dataset."""
-    from scaleflow.data_checks.together import GROUPS
-
-    others = {} if examples.groups is None else {GROUPS: examples.groups[places]}
-    reading = getattr(source, "reading", {})
-    if not (unused := reading.get("unused", [])[:MOST_OTHERS] if isinstance(reading, Mapping) else []):
-        return others
-    from pyarrow import ArrowException
-
-    from scaleflow.serving.cells import to_texts
-
-    with contextlib.suppress(ConfigError, ArrowException):  # a file lacks one, or values that are no texts
-        read = examples.open_columns(unused, "dataset.check")(places)
-        others |= {name: to_texts(column)[0] for name, column in read.items()}
-    return others
+def tell_unread(reason: str, check: str, emit: Emit) -> None:
+    """Reports that the data cannot be looked at. Raises ConfigError for `dataset.check=refuse`."""
+    text = f"dataset.check={check}: the data cannot be looked at ({reason})"
+    if check == "refuse":
+        raise ConfigError(f"{text}; use dataset.check=none")
+    emit(Note(text))
 
 
 #: A global batch of up to this many examples may be mostly padding.

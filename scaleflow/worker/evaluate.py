@@ -34,13 +34,15 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.data import add_batch_dimension
 from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan, RunEnded
+from scaleflow.interfaces.hooks import ReadData
 from scaleflow.runs import RunFolder, Task, WorkerProcess
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.worker.data import find_example_location, find_folds, tell_comparison
+from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.failures import guard
+from scaleflow.worker.hooks import call_after_data, load_hooks
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
 from scaleflow.worker.report_thread import ReportThread
@@ -106,7 +108,17 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     described, raw = {split: data.splits[read_as]}, splits.raw[read_as]
     if not is_whole and not task.is_new:
         emit_change(split, earlier, described[split], emit=emit)
-    tell_comparison(plan, earlier, source, examples=raw, few=splits.sample, emit=emit)
+    evaluated = ReadData(
+        plan=plan,
+        source=source,
+        splits={split: raw},
+        few=splits.sample,
+        earlier=earlier.state.schema,
+        workers=runtime.worker_sync,
+        emit=emit,
+        emit_late=emit,
+    )
+    call_after_data(load_hooks(plan, emit), evaluated)
     emit(PhaseBegan("loading the model"))
     model = open_model(plan, task, source, runtime=runtime)
     if task.trained is not None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import make_sample
-from scaleflow.data_checks.rules import find_class_faults, find_contradictions
 from scaleflow.dataset.reading.division import find_strata
+from scaleflow.dataset.schema import make_sample
+from scaleflow.features.checks.rules import find_class_faults, find_contradictions
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
 IGNORED = -999

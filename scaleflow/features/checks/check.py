@@ -36,6 +36,7 @@ from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.checks.task import CheckData
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
@@ -46,7 +47,6 @@ from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import find_learned_state
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
-from scaleflow.worker.check import CheckData
 
 #: The levels of findings, the least first; those from the second one on make the exit code 1.
 LEVELS, LEVEL = ("hint", "drift", "fault"), "drift"

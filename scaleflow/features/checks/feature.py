@@ -2,7 +2,9 @@ from scaleflow.interfaces.features import Command, Feature
 
 FEATURE = Feature(
     name="checks",
-    about="the schema of data, its faults, and its drift",
+    about="the faults of data, and their drift",
+    worker="scaleflow.features.checks.hook:DataChecks",
+    is_used=lambda plan: plan.dataset.check != "none",
     commands=(
         Command(
             name="check",

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter, expand_input, to_texts_array
+from scaleflow.dataset.schema import expand_input, to_texts_array
 from scaleflow.errors import RunError
+from scaleflow.features.checks.drift import HINT, DataFinding, DriftCounter
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.launcher.command_exit import to_printable

@@ -12,4 +12,5 @@ FEATURE = Feature(
         ),
     ),
     stages=("scaleflow.features.predict.stage:STAGE",),
+    needs=("checks",),
 )

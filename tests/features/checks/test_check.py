@@ -115,7 +115,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     from PIL import Image
 
     from scaleflow.features.checks.check import make_check_plan
-    from scaleflow.worker.check import CheckData, look_at_dataset
+    from scaleflow.features.checks.look import look_at_dataset
 
     random = np.random.default_rng(0)
     for name in ("ant", "bee"):
@@ -149,7 +149,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     for name, words in kinds.items():
         events: list[Any] = []
         page = folder / f"{name}.html"
-        look_at_dataset(make_check_plan(words, (), 5000), CheckData(str(page), 5000), events.append)
+        look_at_dataset(make_check_plan(words, (), 5000), page, 5000, emit=events.append)
         (checked,) = (each for each in events if isinstance(each, DataChecked))
         found[name] = (
             [each["rule"] for each in checked.findings if each["level"] != "hint"],
@@ -159,7 +159,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow  # data_checks/ has the rules
+@pytest.mark.slow  # the other modules have the rules
 def test_each_kind_of_dataset_is_looked_at(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(look_at_each, tmp_path)
     rules = {name: set(each[0]) for name, each in found.items()}
@@ -218,7 +218,7 @@ def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_pat
 
 
 def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
-    from scaleflow.worker.check import judge_left_out
+    from scaleflow.features.checks.look import judge_left_out
 
     for begin, option, level in (
         *(
@@ -233,12 +233,16 @@ def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
 
 
 def test_findings_are_told_as_the_user_wants() -> None:
-    from scaleflow.worker.data import tell_findings
+    from scaleflow.features.checks.hook import tell_findings
+    from scaleflow.worker.data import tell_unread
 
-    def tell(check: str, *levels: str, **more: Any) -> list[str]:
+    def tell(check: str, *levels: str, error: str = "") -> list[str]:
         events: list[Any] = []
         found = [{"text": f"finding {n}", "because": "a rule", "level": level} for n, level in enumerate(levels)]
-        tell_findings(more or {"findings": found}, check, events.append)
+        if error:
+            tell_unread(error, check, events.append)
+        else:
+            tell_findings(found, check, events.append)
         assert all(isinstance(each, Note) for each in events)
         return [each.text for each in events]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import SplitSample
-from scaleflow.data_checks.rules import find_duplicates
-from scaleflow.data_checks.together import GROUPS, find_together
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER
+from scaleflow.dataset.schema import GROUPS, SplitSample
+from scaleflow.features.checks.rules import find_duplicates
+from scaleflow.features.checks.together import find_together
 from scaleflow.interfaces import DivisionKeys, Split
-from tests.data_checks.made import cut
+from tests.features.checks.made import cut
 
 Array = np.ndarray[Any, Any]
 AUTO = Split("auto")

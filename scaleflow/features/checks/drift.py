@@ -1,120 +1,19 @@
-"""Examples as columns, their schema, and how other data differ from it: columns, types, categories, ranges, drift.
-
-The schema says what each column looks like in the training split. It is kept with what the run learned.
-"""
+"""How data differ from the schema of other data: columns, types, categories, ranges, drift."""
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.column_kinds import (
-    CATEGORY,
-    DATE,
-    KINDS,
-    MOST_LETTERS,
-    NUMBER,
-    TEXT,
-    ColumnKind,
-    find_column_kind,
-    list_input_columns,
-)
-from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, name_leaves
+from scaleflow.dataset.column_kinds import CATEGORY, DATE, KINDS, MOST_LETTERS, NUMBER, TEXT, ColumnKind
+from scaleflow.dataset.schema import SplitSample
 from scaleflow.interfaces.formatting import format_number, join_first
-from scaleflow.serving.cells import decode_text
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class SplitSample:
-    """Some examples of a split, or all.
-
-    Attributes:
-        columns: the inputs by name, [n, ...]: numbers, or `str` objects ("" is missing).
-        targets: by the name of the output, [n]: the names of classes as `str` objects, or numbers; "" or NaN for one
-            that does not count (`Outputs.ignore`). Outputs with several
-            values for an example are left out.
-        others: columns that are no inputs, [n]: `str` objects, or numbers.
-    """
-
-    columns: Mapping[str, Array]
-    kinds: Mapping[str, ColumnKind]
-    targets: Mapping[str, Array]
-    examples: int
-    is_table: bool = field(default=False)
-    others: Mapping[str, Array] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def find(self, name: str) -> Array:
-        """Returns a column, an input or not; without values if there is none of this name."""
-        return {**self.others, **self.columns}.get(name, np.empty(0))
-
-    def select(self, chosen: Array) -> "SplitSample":
-        """Returns some of its examples, as a sample of its own."""
-        parts = (self.columns, self.targets, self.others)
-        columns, targets, others = ({name: values[chosen] for name, values in each.items()} for each in parts)
-        return replace(self, columns=columns, targets=targets, others=others)
-
-    def list_kind(self, *kinds: ColumnKind) -> dict[str, Array]:
-        """Returns the columns of some kinds."""
-        return {name: values for name, values in self.columns.items() if self.kinds[name] in kinds}
-
-
-def make_sample(inputs: InputStructure, outputs: OutputStructure, raw: tuple[Any, Any], examples: int) -> SplitSample:
-    """Makes the columns of raw examples: (inputs, targets), [n, ...] each."""
-    described, columns, kinds = name_leaves(inputs), {}, {}
-    for name, values in name_leaves(raw[0]).items():
-        expanded = expand_input(name, described[name], np.asarray(values))
-        for column, each in expanded.items():
-            columns[column] = to_texts_array(each) if each.dtype.kind in "OSU" else each
-            kinds[column] = find_column_kind(described[name], columns[column])
-    targets = {}
-    for name, values in name_leaves(raw[1]).items():
-        output, flat = name_leaves(outputs)[name], np.asarray(values)
-        if flat.size != len(flat):
-            continue
-        flat = flat.reshape(len(flat))
-        is_ignored = np.zeros(len(flat), bool) if output.ignore is None else flat == output.ignore
-        if output.kind == "regression":
-            targets[name] = np.where(is_ignored, np.nan, flat.astype(np.float64))
-        else:
-            count = 2 if output.kind != "classification" else output.shape[-1]
-            names = np.array([*(output.names or map(str, range(count))), ""], object)
-            is_class = (flat >= 0) & (flat < count) & ~is_ignored
-            targets[name] = names[np.where(is_class, flat, count).astype(np.int64)]
-    is_table = isinstance(inputs, Mapping) and len(columns) > 1
-    return SplitSample(columns, kinds, targets, examples=examples, is_table=is_table)
-
-
-def expand_input(name: str, described: Inputs, values: Array) -> dict[str, Array]:
-    """Returns an input by its name, or each of a few numbers by its own."""
-    places = list_input_columns(name, described)
-    return {column: values if place is None else values[:, place] for column, place in places.items()}
-
-
-def to_texts_array(values: Array) -> Array:
-    """Returns texts [n] as `str` objects; "" for a missing one."""
-    return np.array([decode_text(value) for value in values.reshape(len(values), -1)[:, 0]], object)
-
-
-def make_schema(sample: SplitSample) -> dict[str, Any]:
-    """Returns the schema of a split, as values that JSON can hold: its `columns` and `targets`, by name."""
-    return {
-        "rows": len(sample),
-        "columns": {name: sample.kinds[name].describe(values) for name, values in sample.columns.items()},
-        "targets": {
-            f"target {name}".strip(): (CATEGORY if values.dtype == object else NUMBER).describe(values)
-            for name, values in sample.targets.items()
-        },
-    }
-
 
 #: The levels of findings, the least first.
 HINT, DRIFT, FAULT = "hint", "drift", "fault"

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, MOST_NAMED, DataFinding, SplitSample, compare_sample, make_schema
-from scaleflow.data_checks.rules import FEWEST_ROWS
 from scaleflow.dataset.column_kinds import DATE, NUMBER, ColumnKind
+from scaleflow.dataset.schema import GROUPS, SplitSample, make_schema
+from scaleflow.features.checks.drift import DRIFT, FAULT, MOST_NAMED, DataFinding, compare_sample
+from scaleflow.features.checks.rules import FEWEST_ROWS
 from scaleflow.interfaces import DivisionKeys, Split
 from scaleflow.interfaces.formatting import join_first
-
-#: The name of the groups that a dataset gives, among the columns that are no inputs.
-GROUPS = "group"
 
 #: Groups are looked for in columns with so many values that repeat, none of which more than a share of the rows has.
 FEWEST_GROUPS, LARGEST = 20, 0.1

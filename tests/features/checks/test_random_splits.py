@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, DriftCounter, SplitSample, compare_sample, make_schema, select_level
 from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
+from scaleflow.dataset.schema import SplitSample, make_schema
+from scaleflow.features.checks.drift import DRIFT, DriftCounter, compare_sample, select_level
 from scaleflow.features.predict.bad_rows import RowReport
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
-from tests.data_checks.made import WORDS, cut, replace_some
+from tests.features.checks.made import WORDS, cut, replace_some
 
 Array = np.ndarray[Any, Any]
 

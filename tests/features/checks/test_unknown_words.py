@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import SplitSample
-from scaleflow.data_checks.rules import find_unknown_words, find_words
 from scaleflow.dataset.column_kinds import TEXT
+from scaleflow.dataset.schema import SplitSample
+from scaleflow.features.checks.rules import find_unknown_words, find_words
 
 
 def make_split(texts: list[str]) -> SplitSample:

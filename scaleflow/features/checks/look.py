@@ -1,27 +1,29 @@
-"""The worker of `scaleflow check`: looks at a dataset as a run reads it, and makes the report."""
+"""The work of `scaleflow check`: looks at a dataset as a run reads it, and makes the report."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from scaleflow.dataset.schema import SplitSample, make_schema, sample_split
 from scaleflow.errors import ConfigError, read_reason
+from scaleflow.features.checks.data_page import make_data_page, sort_findings
+from scaleflow.features.checks.drift import FAULT, HINT, DataFinding, compare_sample
+from scaleflow.features.checks.hook import find_together_in, sample_judge
+from scaleflow.features.checks.rules import find_duplicates, find_faults, find_unknown_words
 from scaleflow.interfaces import Plan, Source, Split, name_leaves
-from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan, RunEnded
-from scaleflow.runs import Task, WorkerProcess
+from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.worker.data import find_together_in, sample_judge, sample_split
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import has_pixels, to_pixels
 from scaleflow.worker.runtime import setup_runtime
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from scaleflow.data_checks.drift import DataFinding, SplitSample
     from scaleflow.dataset import Splits
 
 #: The most values of the examples of a split, so that they fit in memory.
@@ -31,27 +33,17 @@ MOST_VALUES = 1 << 26
 MOST_SHOWN = 12
 
 
-@dataclass(frozen=True)
-class CheckData(Task):
-    """Looks at a dataset."""
-
-    report: str  # the path of the page to write
-    examples: int  # the most that are looked at, of each split
-    schema: Mapping[str, Any] | None = None  # of the run with which the data are compared
-
-    def run(self, process: WorkerProcess) -> None:
-        look_at_dataset(process.spec.plan, self, process.emit)
-        process.emit(RunEnded("FINISHED"))
-
-
-def look_at_dataset(plan: Plan, task: CheckData, emit: Emit) -> None:
+def look_at_dataset(
+    plan: Plan, report: str | Path, examples: int, emit: Emit, schema: Mapping[str, Any] | None = None
+) -> None:
     """Checks the splits of a dataset, writes the report, and emits the findings.
+
+    `examples` is the most that are looked at, of each split. The data are compared with the `schema` of a run.
 
     Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset
-    from scaleflow.data_checks.data_page import make_data_page, sort_findings
 
     setup_runtime(plan, emit)
     name = describe_data_name(plan)
@@ -64,18 +56,18 @@ def look_at_dataset(plan: Plan, task: CheckData, emit: Emit) -> None:
         else:
             emit(event)
 
-    plan = plan if task.schema is None else take_whole(plan)
+    plan = plan if schema is None else take_whole(plan)
     options = replace(
         plan.dataset, validation=plan.dataset.validation_split, on_bad_example="skip", cache="none", shards=1
     )
     source = open_source(plan)
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
-    samples = sample_splits(name, source, splits, examples=task.examples)
+    samples = sample_splits(name, source, splits, examples=examples)
     emit(PhaseBegan(f"looking at {name}"))
-    among = () if task.schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
-    findings = sort_findings([*among, *left_out, *find_in_samples(samples, task.schema)])
+    among = () if schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
+    findings = sort_findings([*among, *left_out, *find_in_samples(samples, schema)])
     page = make_data_page(f"Data: {name}", findings, samples, pictures=pick_pictures(source, samples["train"]))
-    Path(task.report).write_text(page, encoding="utf-8")
+    Path(report).write_text(page, encoding="utf-8")
     counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
     emit(DataChecked([asdict(each) for each in findings], counts))
 
@@ -110,8 +102,6 @@ def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
 
     `unlabelled` begins a note about rows without a target.
     """
-    from scaleflow.data_checks.drift import FAULT, HINT, DataFinding
-
     is_allowed = option == "skip" or (option == "auto" and note.startswith(unlabelled))
     text = note.partition("left out")[2].removeprefix(":").strip()
     because = f"dataset.on_bad_example={option} {'allows it' if is_allowed else 'leaves none out'}"
@@ -123,9 +113,6 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
 
     Without the schema of a run, the other splits are compared with the training split.
     """
-    from scaleflow.data_checks.drift import compare_sample, make_schema
-    from scaleflow.data_checks.rules import find_duplicates, find_faults, find_unknown_words
-
     train = samples["train"]
     found: list[DataFinding] = []
     known = make_schema(train) if schema is None else schema

@@ -8,23 +8,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.data_page import make_data_page, sort_findings
-from scaleflow.data_checks.drift import (
+from scaleflow.dataset.column_kinds import CATEGORY, KINDS, NUMBER
+from scaleflow.dataset.schema import SplitSample, make_sample, make_schema
+from scaleflow.features.checks.data_page import make_data_page, sort_findings
+from scaleflow.features.checks.drift import (
     DRIFT,
     FAULT,
     HINT,
     DataFinding,
-    SplitSample,
     compare_columns,
     compare_sample,
-    make_sample,
-    make_schema,
     select_level,
 )
-from scaleflow.data_checks.rules import find_duplicates, find_faults
-from scaleflow.dataset.column_kinds import CATEGORY, KINDS, NUMBER
+from scaleflow.features.checks.rules import find_duplicates, find_faults
 from scaleflow.interfaces import Inputs, Outputs
-from tests.data_checks.made import (
+from tests.features.checks.made import (
     FAULTS,
     Splits,
     copy_rows,

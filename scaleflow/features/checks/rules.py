@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import FAULT, HINT, MOST_NAMED, DataFinding, SplitSample
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
+from scaleflow.dataset.schema import SplitSample
 from scaleflow.evaluation.slices import score_column
+from scaleflow.features.checks.drift import FAULT, HINT, MOST_NAMED, DataFinding
 from scaleflow.interfaces.formatting import join_first
 
 #: The fewest examples that are judged.

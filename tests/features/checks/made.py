@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import DataFinding, SplitSample, compare_sample, make_schema
-from scaleflow.data_checks.rules import find_duplicates, find_faults
-from scaleflow.data_checks.together import find_together
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
+from scaleflow.dataset.schema import SplitSample, make_schema
+from scaleflow.features.checks.drift import DataFinding, compare_sample
+from scaleflow.features.checks.rules import find_duplicates, find_faults
+from scaleflow.features.checks.together import find_together
 from scaleflow.interfaces import Split
 
 Array = np.ndarray[Any, Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding, SplitSample, make_schema
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
+from scaleflow.dataset.schema import SplitSample, make_schema
 from scaleflow.evaluation.model_report import (
     compose_section,
     draw_sheet,
@@ -18,6 +18,7 @@ from scaleflow.evaluation.model_report import (
     shorten_value,
     to_data_address,
 )
+from scaleflow.features.checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.pages.charts import Drawing, shorten_name, text, wrap_svg
 

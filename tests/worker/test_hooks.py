@@ -1,0 +1,118 @@
+"""What features do in workers: which hooks are called, and what their errors do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import Feature
+from scaleflow.interfaces.hooks import ReadData, WorkerHook
+from scaleflow.worker import hooks as worker_hooks
+from scaleflow.worker.hooks import call_after_data, load_hooks
+
+
+class Keeper(WorkerHook):
+    def after_data(self, data: ReadData) -> Mapping[str, Any]:
+        return {"kept": len(data.splits)}
+
+
+class Broken(WorkerHook):
+    def after_data(self, data: ReadData) -> Mapping[str, Any]:
+        raise ValueError("odd data")
+
+
+class Strict(WorkerHook):
+    def after_data(self, data: ReadData) -> Mapping[str, Any]:
+        raise ConfigError("dataset.limit=1: too few")
+
+
+def make_data(emit: Callable[[Any], None]) -> ReadData:
+    nothing: Any = None
+    return ReadData(
+        plan=nothing,
+        source=nothing,
+        splits={"train": nothing},
+        few=None,
+        workers=nothing,
+        emit=emit,
+        emit_late=emit,
+    )
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *features: Feature) -> None:
+    by_name = {feature.name: feature for feature in features}
+    monkeypatch.setattr(worker_hooks, "list_features", lambda: by_name)
+
+
+def test_an_error_of_a_hook_is_told_and_the_others_are_called() -> None:
+    notes: list[Any] = []
+    hooks = {"idle": WorkerHook(), "broken": Broken(), "keeper": Keeper()}
+    assert call_after_data(hooks, make_data(notes.append)) == {"kept": 1}
+    (note,) = notes
+    assert note.text.startswith("the feature broken: missing, and the rest goes on (ValueError: odd data")
+
+
+def test_a_hook_can_refuse_the_run() -> None:
+    with pytest.raises(ConfigError, match="too few"):
+        call_after_data({"strict": Strict()}, make_data(print))
+
+
+def test_the_hooks_of_used_features_are_loaded(monkeypatch: pytest.MonkeyPatch, plan: Any) -> None:
+    notes: list[Any] = []
+    declare(
+        monkeypatch,
+        Feature(name="keeper", worker=f"{__name__}:Keeper"),
+        Feature(name="absent", worker="no.such.module:Hook"),
+        Feature(name="unused", worker="no.such.module:Hook", is_used=lambda plan: plan.debug.overfit),
+        Feature(name="without a hook"),
+    )
+    assert list(load_hooks(plan(), notes.append)) == ["keeper"]
+    (note,) = notes
+    assert note.text.startswith("the feature absent: missing, and the rest goes on (ModuleNotFoundError: ")
+
+
+def look_without_features() -> dict[str, Any]:
+    """In a child: what is kept and told of data if no feature has a hook."""
+    import numpy as np
+
+    from scaleflow import dataset
+    from scaleflow.config.compose import compose_config
+    from scaleflow.config.policies import CHECK
+    from scaleflow.dataset.batches.splits import SingleProcess
+    from scaleflow.interfaces import Arrays, Inputs, Outputs
+    from scaleflow.launcher.prepare import make_plan
+    from scaleflow.worker.data import make_look
+
+    class Points:
+        inputs = Inputs((2,), "float32")
+        outputs = Outputs("regression", (1,))
+        splits = ("train",)
+
+        def load(self, split: str) -> Arrays:
+            return Arrays(np.ones((200, 2), "float32"), np.ones((200, 1), "float32"))
+
+    worker_hooks.list_features = dict
+    found: dict[str, Any] = {}
+    for check in ("warn", "none", "refuse"):
+        plan = make_plan(compose_config([f"dataset.check={check}", "dataset.validation=null"]), CHECK)
+        events: list[Any] = []
+        source = Points()
+        try:
+            look = make_look(plan, source, None, False, SingleProcess(), events.append, events.append)
+        except ConfigError as error:
+            found[check] = str(error)
+            continue
+        learned = dataset.prepare_splits(source, plan.dataset, 0, look=look).learned
+        assert learned is not None
+        found[check] = (list(learned.schema), events)
+    return found
+
+
+def test_without_features_a_run_keeps_the_schema_of_its_data_alone(isolated: Callable[..., Any]) -> None:
+    found = isolated(look_without_features)
+    assert found["warn"] == (["rows", "columns", "targets"], [])
+    assert found["none"] == ([], [])
+    assert found["refuse"] == ("dataset.check=refuse: there is no feature that looks at data; use dataset.check=none")
