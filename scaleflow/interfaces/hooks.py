@@ -1,7 +1,7 @@
 """What features do at fixed points of a run.
 
 A feature names the classes of its hooks in its declaration. An error in a hook becomes a note with the feature's name.
-It never ends a run.
+It never ends a run; before `ready`, a ConfigError of a worker's hook refuses it.
 """
 
 from __future__ import annotations
