@@ -37,6 +37,8 @@ CORE_COMMANDS = (
         about="evaluate a tracked model on a dataset: RUN_ID",
         module="scaleflow.evaluate",
         group="tracked models",
+        usage="RUN_ID",
+        other_names=("eval", "test", "validate", "score"),
     ),
 )
 
@@ -51,6 +53,16 @@ def list_commands() -> Mapping[str, Command]:
                 raise ConfigError(f"the feature {feature.name} has a command {command.name}, which there is already")
             commands[command.name] = command
     return dict(sorted(commands.items()))
+
+
+@cache
+def list_other_names() -> Mapping[str, str]:
+    """Returns what to type for each command that other tools have."""
+    names = dict(OTHER_COMMANDS)
+    for command in list_commands().values():
+        for name in command.other_names:
+            names[name] = f"scaleflow {command.name} {command.usage}".strip()
+    return names
 
 
 def run_named_command(command: Command, words: Sequence[str]) -> int:
@@ -91,8 +103,8 @@ def check_first_word(words: Sequence[str]) -> None:
         raise ConfigError(f"{word}: there is a space around the equals sign; type {shlex.quote(f'{word}={value}')}")
     if word == "help" and (named := next((each for each in following if each in list_commands()), "")):
         raise ConfigError(f"help: there is no such command; type scaleflow {named} --help")
-    if simplify(word) in OTHER_COMMANDS:
-        meant = OTHER_COMMANDS[simplify(word)]
+    meant = list_other_names().get(simplify(word))
+    if meant is not None:
         is_run = meant.startswith("scaleflow KEY=VALUE")
         data = translate_path(following[0]) if is_run and following else ""
         raise ConfigError(f"{word}: there is no such command; type {f'scaleflow {data}' if data else meant}")

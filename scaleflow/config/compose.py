@@ -48,6 +48,7 @@ from scaleflow.config.words import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
+from scaleflow.interfaces.features import list_features
 from scaleflow.interfaces.secret_masking import (
     find_secrets,
     find_typed_secrets,
@@ -236,6 +237,16 @@ def shorten_error(error: Exception) -> str:
     return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
+def refuse_file_of_command(override: Override) -> None:
+    """Raises ConfigError if an override names a group whose files a command reads, and no run."""
+    for feature in list_features().values():
+        for command in feature.commands:
+            if command.config_group and command.config_group == override.key_or_group:
+                line = mask_override(override.input_line or command.config_group)
+                typed = f"{name_command(command.name)} {command.usage}".strip()
+                raise ConfigError(f"{line}: a {command.config_group} is no option of a run; write {typed}")
+
+
 def check_overrides(words: CommandWords) -> None:
     """Raises `ConfigError` for the first override that names an option or a key that does not exist."""
     search = words.search
@@ -248,9 +259,7 @@ def check_overrides(words: CommandWords) -> None:
                 raise ConfigError(
                     f"{mask_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key"
                 )
-            if key == "pipeline":
-                line = mask_override(override.input_line or key)
-                raise ConfigError(f"{line}: a pipeline is no option of a run; write {name_command('pipeline')} NAME")
+            refuse_file_of_command(override)
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
             if override.is_sweep_override() and not words.is_sweep:
                 line = mask_override(override.input_line or key)

@@ -173,22 +173,12 @@ OPTIONS = {
     "debug": invert({"debug=none": "false off no", "debug=eager": "runeagerly", "debug=inline": "true on yes pdb"}),
 }
 
-#: A command that other tools have -> what to type.
+#: A command that other tools have, which is none of ours with another name -> what to type.
 OTHER_COMMANDS = invert(
     {
         "scaleflow KEY=VALUE ..., without a command": "train fit run start launch",
         "scaleflow -m KEY=VALUE,VALUE ...": "sweep multirun hpo search gridsearch",
         "scaleflow resume=FOLDER": "resume continue restart",
-        "scaleflow evaluate RUN_ID": "eval test validate score",
-        "scaleflow predict RUN_ID --input FILE --output FILE": "infer inference batch transform",
-        "scaleflow convert RUN_ID export.formats=[onnx]": "export onnx tflite quantize",
-        "scaleflow promote RUN_ID --model NAME": "register deploy publish stage",
-        "scaleflow diff RUN_A RUN_B": "compare",
-        "scaleflow clean FOLDER": "delete rm prune gc remove",
-        "scaleflow doctor": "env info status devices diagnose",
-        "scaleflow check dataset=...": "data inspect profile lint",
-        "scaleflow find lr": "lrfind lrfinder autotune",
-        "scaleflow rerun RUN_ID": "repeat reproduce retry",
         "mlflow ui": "ui list ls runs log logs show dashboard",
         "mlflow models serve -m models:/NAME@champion --env-manager local": "serve server api",
         "scaleflow --help": "help usage",

@@ -16,10 +16,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 import scaleflow
-from scaleflow.commands.table import list_commands
+from scaleflow.commands.table import list_commands, list_other_names
 from scaleflow.config.compose import compose_config, every_key
 from scaleflow.config.plan import parse_plan, parse_sections
-from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, OTHER_COMMANDS
+from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS
 from scaleflow.config.words import NEEDED_GROUPS, OPTIONAL_GROUPS
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -182,7 +182,7 @@ def test_each_word_for_what_is_absent_can_be_typed(options: dict[str, dict[str, 
 
 
 def test_each_word_for_another_command_names_a_command() -> None:
-    for meant in OTHER_COMMANDS.values():
+    for meant in list_other_names().values():
         program, word, *_ = meant.split()
         assert program == "mlflow" or word in list_commands() or word.startswith(("-", "KEY=", "resume="))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.commands.table import list_commands
+from scaleflow.commands.table import list_commands, list_other_names
 from scaleflow.config.synonyms import (
     OPTIONS,
     OTHER_COMMANDS,
@@ -144,7 +144,9 @@ def test_an_option_is_no_synonym_and_what_is_meant_exists() -> None:
         assert {meant.partition("=")[2] for meant in table.values()} <= options
         assert not {*table} & options
     assert set(READERS.values()) <= {path.stem for path in list_option_files("dataset")}
-    assert not {*OTHER_COMMANDS} & {*list_commands()}
+    assert not {*list_other_names()} & {*list_commands()}
+    named = [name for command in list_commands().values() for name in command.other_names]
+    assert len(list_other_names()) == len(OTHER_COMMANDS) + len(named)  # no name means two commands
 
 
 def test_what_means_nothing_is_not_translated() -> None:

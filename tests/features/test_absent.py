@@ -106,13 +106,15 @@ def test_the_core_works_without_all_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipeline_knows_no_stage_of_an_absent_feature(tmp_path: Path) -> None:
+def test_no_stage_and_no_other_name_of_an_absent_feature_is_known(tmp_path: Path) -> None:
     package, work = hide(["predict"], tmp_path), tmp_path / "work"
     (work / "conf" / "pipeline").mkdir(parents=True)
     (work / "conf" / "pipeline" / "mine.yaml").write_text("stages:\n  say: {command: predict, run: a, input: b}\n")
     line = "pipeline mine --config-dir conf"
-    ended = run_commands([line], package, work)
-    assert ended.stdout == f"exit code 2 of {line}\n"
+    ended = run_commands([line, "infer"], package, work)
+    assert ended.stdout == f"exit code 2 of {line}\nexit code 2 of infer\n"
+    assert "infer: there is no such command" in ended.stderr
+    assert "scaleflow predict" not in ended.stderr
     assert (
         "pipeline/mine.yaml, line 2: stage say: command: predict: is no command of a stage "
         "(check, convert, evaluate, promote, python, sweep, train)"

@@ -11,6 +11,8 @@ FEATURE = Feature(
             about="faults of a dataset, and how it differs from that of a run",
             module="scaleflow.features.checks.check",
             group="before a run",
+            usage="dataset=...",
+            other_names=("data", "inspect", "profile", "lint"),
         ),
     ),
     stages=("scaleflow.features.checks.stage:STAGE",),

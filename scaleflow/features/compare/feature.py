@@ -9,12 +9,16 @@ FEATURE = Feature(
             about="a new run with the config of a tracked run: RUN_ID",
             module="scaleflow.features.compare.rerun",
             group="tracked runs",
+            usage="RUN_ID",
+            other_names=("repeat", "reproduce", "retry"),
         ),
         Command(
             name="diff",
             about="in what two runs differ, and if it is more than noise: RUN_A RUN_B",
             module="scaleflow.features.compare.diff",
             group="tracked runs",
+            usage="RUN_A RUN_B",
+            other_names=("compare",),
         ),
     ),
     public_names={

@@ -9,6 +9,8 @@ FEATURE = Feature(
             about="export it in more formats: RUN_ID export.formats=[onnx]",
             module="scaleflow.features.formats.convert",
             group="tracked models",
+            usage="RUN_ID export.formats=[onnx]",
+            other_names=("export", "onnx", "tflite", "quantize"),
         ),
     ),
     stages=("scaleflow.features.formats.stage:STAGE",),

@@ -21,6 +21,8 @@ FEATURE = Feature(
             about="delete the folders of finished runs that the store has completely",
             module="scaleflow.features.housekeeping.clean",
             group="tracked runs",
+            usage="FOLDER",
+            other_names=("delete", "rm", "prune", "gc", "remove"),
         ),
     ),
 )

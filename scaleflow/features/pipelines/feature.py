@@ -9,6 +9,8 @@ FEATURE = Feature(
             about="the steps around a run, declared in a file: NAME",
             module="scaleflow.features.pipelines.command",
             group="before a run",
+            usage="NAME",
+            config_group="pipeline",
         ),
     ),
     stages=(

@@ -9,6 +9,8 @@ FEATURE = Feature(
             about="write its predictions for a table: RUN_ID --input FILE --output FILE",
             module="scaleflow.features.predict.command",
             group="tracked models",
+            usage="RUN_ID --input FILE --output FILE",
+            other_names=("infer", "inference", "batch", "transform"),
         ),
     ),
     stages=("scaleflow.features.predict.stage:STAGE",),

@@ -9,6 +9,8 @@ FEATURE = Feature(
             about="make it the champion if it is better: RUN_ID --model NAME",
             module="scaleflow.features.promotion.promote",
             group="tracked models",
+            usage="RUN_ID --model NAME",
+            other_names=("register", "deploy", "publish", "stage"),
         ),
     ),
     stages=("scaleflow.features.promotion.stage:STAGE",),

@@ -9,6 +9,8 @@ FEATURE = Feature(
             about="a good learning rate (lr) or batch_size for a run",
             module="scaleflow.features.search.find",
             group="before a run",
+            usage="lr",
+            other_names=("lrfind", "lrfinder", "autotune"),
         ),
         Command(
             name="tune",

@@ -1,11 +1,13 @@
 """The file of a pipeline: its stages, references, conditions, and what is refused, without TensorFlow."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from scaleflow.cli import main
 from scaleflow.errors import ConfigError
 from scaleflow.features.pipelines.decisions import expand_sweep
 from scaleflow.features.pipelines.definition import DeclaredPipeline, load_pipeline
@@ -161,3 +163,11 @@ def test_the_command_refuses_a_wrong_config_before_anything_runs(folder: Path) -
     assert done.stderr.strip().startswith("scaleflow: pipeline/mine.yaml, line 4: stage fit: model.unis: ")
     assert "did you mean model.units" in done.stderr
     assert not (folder / "pipelines").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_pipeline_is_no_option_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline=table"]) == 2
+    assert re.search(
+        r"pipeline=table: a pipeline is no option of a run; write .* pipeline NAME", capsys.readouterr().err
+    )
