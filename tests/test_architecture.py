@@ -442,3 +442,17 @@ def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None
         [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == ""
+
+
+def test_the_files_that_the_page_names_exist() -> None:
+    """A name may also be in a folder that is named before it in the same paragraph or row."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert len(page.splitlines()) <= 250
+    for paragraph in re.split(r"\n\n|\n(?=\||\d\.)", page):
+        folders = [ROOT, PACKAGE]
+        for name in re.findall(r"`([\w./]+(?:\.py|\.yaml|\.md|/))`", paragraph):
+            if re.search("[A-Z]{3}", name):  # a name that stands for any
+                continue
+            found = [folder / name for folder in folders if (folder / name).exists()]
+            assert found, f"docs/architecture.md names {name}"
+            folders += [found[0] if found[0].is_dir() else found[0].parent]
