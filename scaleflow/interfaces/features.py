@@ -64,6 +64,9 @@ class Feature:
     engines: Sequence[str] = ()
     #: Commands that a stage of a pipeline can be, each as "module:NAME of a StageCommand".
     stages: Sequence[str] = ()
+    #: What its commands write at the top of their own run's folder, as patterns of names, by the file that tells that
+    #: the folder is of such a run: `stage.log` in that of a stage.
+    command_files: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
     conf: str = ""
     #: What each config includes from `conf`, as entries of Hydra's list of defaults.

@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES
+from scaleflow.interfaces.features import list_features
 from scaleflow.tracking.moved_store import has_run
 from scaleflow.tracking.uri import sqlite_file
 
@@ -50,8 +51,6 @@ RUN_FILES = (
 )
 COMMAND_FILES = {
     "multirun.yaml": ("report.*", "*.svg", "optuna.*", "trials.csv", "optimization_results.yaml"),
-    "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.svg"),
-    "stage.log": ("data_report.html", "result.json", "predictions.parquet"),
 }
 
 
@@ -213,7 +212,10 @@ class RunFolder:
         """Whether a file or folder at the top has a name that a run gives."""
         entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
         patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
-        patterns += [each for mark, more in COMMAND_FILES.items() if (self.path / mark).exists() for each in more]
+        for files in (COMMAND_FILES, *(feature.command_files for feature in list_features().values())):
+            for mark, more in files.items():
+                if (self.path / mark).exists():
+                    patterns += more
         return any(fnmatch(name, pattern) for pattern in patterns)
 
     def walk(self) -> Iterator[str]:

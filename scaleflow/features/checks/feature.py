@@ -16,6 +16,7 @@ FEATURE = Feature(
         ),
     ),
     stages=("scaleflow.features.checks.stage:STAGE",),
+    command_files={"stage.log": ("data_report.html",)},
     public_names={
         "check_data": "scaleflow.features.checks.check",
     },

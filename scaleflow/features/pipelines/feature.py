@@ -19,6 +19,10 @@ FEATURE = Feature(
         "scaleflow.features.pipelines.stage_commands:EVALUATE",
         "scaleflow.features.pipelines.python_stage:PYTHON",
     ),
+    command_files={
+        "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.svg"),
+        "stage.log": ("result.json",),
+    },
     conf="scaleflow.features.pipelines.conf",
     public_names={
         "PipelineResult": "scaleflow.features.pipelines.command",

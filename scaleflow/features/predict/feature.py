@@ -14,5 +14,6 @@ FEATURE = Feature(
         ),
     ),
     stages=("scaleflow.features.predict.stage:STAGE",),
+    command_files={"stage.log": ("predictions.parquet",)},
     needs=("checks",),
 )

@@ -20,6 +20,7 @@ from scaleflow.features.pipelines.definition import load_pipeline
 from scaleflow.features.pipelines.stage_commands import list_stage_commands
 from scaleflow.interfaces.features import Feature, list_features
 from scaleflow.interfaces.stages import StageCommand
+from scaleflow.runs import RunFolder
 from tests.conftest import Command
 
 #: A name that Hydra's grammar cannot read without quotes.
@@ -136,6 +137,17 @@ def test_two_features_with_one_stage_are_refused(theirs: None, monkeypatch: pyte
     monkeypatch.setattr(stage_commands, "list_features", lambda: {"again": again, "theirs": THEIRS})
     with pytest.raises(ConfigError, match="the feature theirs has a stage hello, which there is already"):
         list_stage_commands()
+
+
+def test_the_files_of_all_stages_are_those_of_a_run_in_the_folder_of_a_stage_only(tmp_path: Path) -> None:
+    names = {name for command in list_stage_commands().values() for name in command.files}
+    names.add("predictions.parquet")
+    assert names == {"data_report.html", "result.json", "predictions.parquet"}
+    folder = RunFolder(tmp_path)
+    assert not any(folder.is_own(name) for name in names)
+    (tmp_path / "stage.log").touch()
+    assert all(folder.is_own(name) for name in names)
+    assert not folder.is_own("graph.svg")
 
 
 def check(folder: Path, file: str) -> None:
