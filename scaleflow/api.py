@@ -49,6 +49,7 @@ from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
+from scaleflow.interfaces.features import list_sections
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, raise_interruption
 from scaleflow.launcher.launch import answer_run, launch_run
@@ -62,7 +63,7 @@ from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
-#: The groups and the other keys at the top of a config.
+#: The groups of the core and the other keys at the top of a config.
 GROUPS = frozenset(each.name for each in fields(Plan)) - {*DERIVED_FIELDS}
 
 #: Sections that every whole config has, and the most values for which a message shows the overrides. Another Hydra app
@@ -346,7 +347,8 @@ def to_override(word: Any) -> str:
         raise ConfigError(f"run(..., {type(word).__name__}): expected overrides KEY=VALUE, or one config alone")
     parts = word.split()
     keys = [part.partition("=")[0].partition(".")[0] for part in parts]
-    if len(parts) > 1 and all("=" in part for part in parts) and GROUPS.issuperset(keys):
+    is_known = {*GROUPS, *list_sections()}.issuperset(keys)
+    if len(parts) > 1 and all("=" in part for part in parts) and is_known:
         words = ", ".join(f'"{part}"' for part in parts)
         raise ConfigError(f'run("{word}"): this is one text with several overrides; write run({words})')
     return word

@@ -311,9 +311,9 @@ FORKING = SimpleNamespace(
 #: Modules that start a module of ours in an interpreter of its own. Commands of tests fork it; `Command.cold` does not.
 FORKERS = (
     "scaleflow.features.doctor.command",
-    "scaleflow.export.runtime",
+    "scaleflow.features.formats.runtime",
+    "scaleflow.features.formats.task",
     "scaleflow.profiler.analysis_process",
-    "scaleflow.worker.export",
 )
 
 

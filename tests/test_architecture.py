@@ -64,15 +64,16 @@ WORKER_MODULES = {
     "scaleflow.compat.keras",
     "scaleflow.compat.tensorflow",
     "scaleflow.features.doctor.tensorflow_probe",
-    "scaleflow.export.keras_file",
-    "scaleflow.export.litert",
+    "scaleflow.features.formats.converter",
+    "scaleflow.features.formats.runtimes.keras_file",
+    "scaleflow.features.formats.runtimes.litert",
     "scaleflow.features.predict.compute",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.layers",
     "scaleflow.serving.loader",
     "scaleflow.features.warm.server",
-    *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
+    *(f"scaleflow.worker.{name}" for name in ("build", "data", "engine", "evaluate", "export", "failures")),
     *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "runtime")),
 }
 
@@ -405,7 +406,6 @@ def test_every_group_is_known_to_these_rules() -> None:
         "profiler",
         "cluster",
         "evaluation",
-        "export",
         "promotion",
     }
 

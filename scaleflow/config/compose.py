@@ -39,7 +39,7 @@ from scaleflow.config.parse import every_key, format_value
 from scaleflow.config.synonyms import close_brackets, translate_key
 from scaleflow.config.unknown_keys import EMPTY_MAPPINGS, unknown_key_error, unknown_option_error, unknown_word_error
 from scaleflow.config.words import (
-    NEEDED_GROUPS,
+    list_needed_groups,
     make_override,
     need_group,
     prepare_words,
@@ -506,7 +506,7 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
             choices[group] = str(option)
         elif group in ("tracking", "checkpoint", "evaluation"):  # without the others a run has none of them
             raise ConfigError(f"{group}: null: this group has no such option; write 'override /{group}: none'")
-        elif group in NEEDED_GROUPS:
+        elif group in list_needed_groups():
             raise ConfigError(need_group(f"{group}: null", group))
     return choices
 

@@ -32,7 +32,6 @@ LOOK = Policy(looks_outside=False)
 EVALUATE = Policy(DATA, "evaluations")
 COMPARE = Policy((*DATA, "evaluation"), "evaluations")
 PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
-CONVERT = Policy((*DATA, "export"), "evaluations")
 
 #: A stage about a run, whatever its command is.
 STAGE = Policy((*DATA, "evaluation", "export", "promotion"), needs_files=False)

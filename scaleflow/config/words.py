@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import list_features
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 #: Hydra's flags that take the next word as their value.
@@ -104,7 +105,7 @@ def prepare_words(words: Sequence[str]) -> list[str]:
 #: Config groups that a run can do without: they have an option `none`.
 OPTIONAL_GROUPS = ("tracking", "checkpoint", "evaluation", "profiler", "promotion", "debug")
 
-#: Config groups that a run needs, each with an option to suggest.
+#: Config groups of the core that a run needs, each with an option to suggest.
 NEEDED_GROUPS = {
     "strategy": "auto",
     "hardware": "auto",
@@ -112,11 +113,20 @@ NEEDED_GROUPS = {
     "optimizer": "adam",
     "objective": "auto",
     "training": "default",
-    "export": "default",
     "model": "mlp",
     "dataset": "digits",
     "cluster": "local",
 }
+
+
+def list_needed_groups() -> dict[str, str]:
+    """Returns the groups that a run needs, those of features included, each with an option to suggest."""
+    needed = dict(NEEDED_GROUPS)
+    for feature in list_features().values():
+        for entry in feature.defaults:
+            if isinstance(entry, Mapping):
+                needed |= entry
+    return needed
 
 
 def replace_removed_groups(words: Sequence[str]) -> list[str]:
@@ -127,7 +137,7 @@ def replace_removed_groups(words: Sequence[str]) -> list[str]:
     replaced: list[str] = []
     for word in words:
         removed = re.fullmatch(r"~(\w+)(=.*)?", word)
-        if removed and removed[1] in NEEDED_GROUPS:
+        if removed and removed[1] in list_needed_groups():
             raise ConfigError(need_group(word, removed[1]))
         is_optional = removed is not None and removed[1] in OPTIONAL_GROUPS
         replaced.append(f"{removed[1]}=none" if removed and is_optional else word)
@@ -136,7 +146,9 @@ def replace_removed_groups(words: Sequence[str]) -> list[str]:
 
 def need_group(word: str, group: str) -> str:
     """Returns the refusal of a word that takes away a group which a run needs."""
-    return f"{word}: a run needs an option of {group}, such as {group}={NEEDED_GROUPS[group]}; leave this word out"
+    return (
+        f"{word}: a run needs an option of {group}, such as {group}={list_needed_groups()[group]}; leave this word out"
+    )
 
 
 def choose_model_of_table(words: Sequence[str]) -> list[str]:

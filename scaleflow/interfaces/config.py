@@ -443,16 +443,6 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
-    """`export`: the formats of the trained model, besides the Keras file and the SavedModel."""
-
-    formats: list[str] | None = None
-    tolerance: float | None = field(default=None, metadata={"above": 0.0})
-    int8_loss: float = field(default=0.01, metadata={"at_least": 0.0})
-    calibration_examples: int = field(default=200, metadata={"at_least": 1})
-
-
-@dataclass(frozen=True)
 class PromotionOptions:
     """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model."""
 
@@ -567,7 +557,6 @@ class Plan:
     objective: ObjectiveOptions
     training: Training
     evaluation: EvaluationOptions
-    export: ExportOptions
     promotion: PromotionOptions
     checkpoint: Checkpoint
     profiler: Profiler

@@ -75,11 +75,14 @@ class Feature:
     #: The config group that the keys are in. "": a group of the feature's own, with its name.
     group: str = ""
     rules: Sequence[Rule] = ()
+    #: What checks in the launcher whether this machine can do what a plan asks for, as "module:NAME" of a function that
+    #: takes the plan. It raises ConfigError if not. No TensorFlow.
+    check: str = ""
     #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
     launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
-    #: Returns whether a plan uses the feature. If not, the modules of its hooks are not imported.
+    #: Returns whether a plan uses the feature. If not, the modules of its hooks and of its check are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
     #: Other features that it imports. Without them, it is skipped.

@@ -42,6 +42,19 @@ class ReadData:
     emit_late: Emit
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A run that trains a model, in one of its workers."""
+
+    plan: Plan
+    folder: Path  # of the run
+    log: Path  # the file of this worker's output
+    is_chief: bool  # whether the events of this worker are those of the run
+    is_resumed: bool  # whether it continues from an earlier command or attempt
+    emit: Emit
+    should_stop: Callable[[], bool]  # returns whether the run has been asked to stop
+
+
 class WorkerHook:
     """What a feature does in each worker. Subclass it, and name the subclass in `Feature.worker`.
 
@@ -55,6 +68,23 @@ class WorkerHook:
             ConfigError: if the run is refused.
         """
         return {}
+
+    def after_build(self, run: TrainedRun, export: Callable[[Path], object]) -> None:
+        """Sees the model when it is built, before `ready` and before the training. All workers call it.
+
+        Args:
+            export: writes the untrained model to a folder, in the form of an exported one. All workers must call it.
+
+        Raises:
+            ConfigError: if the run is refused.
+        """
+
+    def after_export(self, run: TrainedRun, step: int) -> None:
+        """Sees the trained model, which is in the run's folder. Only the chief calls it.
+
+        Args:
+            step: the optimizer update after which the model was taken.
+        """
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from scaleflow.config.plan import check_plan, check_trial, parse_plan, set_value
 from scaleflow.config.policies import TRAIN, Policy
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
-from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
+from scaleflow.interfaces.features import import_named, list_features
 from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.run_end import EndTask
@@ -296,7 +296,9 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
     check_tpu(plan, tpu)
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
-    check_formats(plan.export.formats)
+    for feature in list_features().values():
+        if feature.check and feature.is_used(plan):
+            import_named(feature.check)(plan)
     if plan.promotion.model is not None:
         check_model_name("promotion.model=", plan.promotion.model)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.features import import_named, list_features
-from scaleflow.interfaces.hooks import ReadData, WorkerHook
+from scaleflow.interfaces.hooks import ReadData, TrainedRun, WorkerHook
 from scaleflow.worker.failures import guard, is_loss_of_peer
 
 
@@ -27,14 +28,36 @@ def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
     return hooks
 
 
+def refuses_run(error: Exception) -> bool:
+    """Returns whether an error in a hook before `ready` refuses the run, or is not the hook's own."""
+    return isinstance(error, ConfigError) or is_loss_of_peer(error)
+
+
 def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str, Any]:
     """Returns what all hooks keep in the schema of the data. Raises ConfigError if one refuses the run."""
-
-    def must_end(error: Exception) -> bool:
-        return isinstance(error, ConfigError) or is_loss_of_peer(error)
-
     kept: dict[str, Any] = {}
     for name, hook in hooks.items():
-        with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), must_end):
+        with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), refuses_run):
             kept |= hook.after_data(data)
     return kept
+
+
+def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: Callable[[Path], object]) -> None:
+    """Shows all hooks the model that was built.
+
+    Raises ConfigError if one refuses the run, and RunError if the model cannot be exported.
+    """
+
+    def must_end(error: Exception) -> bool:
+        return isinstance(error, RunError) or refuses_run(error)
+
+    for name, hook in hooks.items():
+        with guard_extra(f"the feature {name}", lambda text: run.emit(Note(text)), must_end):
+            hook.after_build(run, export)
+
+
+def call_after_export(hooks: Mapping[str, WorkerHook], run: TrainedRun, step: int) -> None:
+    """Shows all hooks the trained model, which was exported."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", run.emit):
+            hook.after_export(run, step)

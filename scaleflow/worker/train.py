@@ -20,8 +20,9 @@ from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.worker.build import build_training
-from scaleflow.worker.export import export_model, report_formats, try_formats
+from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import guard, is_loss_of_peer
+from scaleflow.worker.hooks import call_after_build, call_after_export, load_hooks
 from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
 from scaleflow.worker.ready import is_first_report, list_params, report_ready
 from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
@@ -41,7 +42,8 @@ def train_model(process: WorkerProcess) -> None:
     trainer = Trainer(process, make_startup_timer(process.spec))
     check_object_store(trainer)
     build_setup(trainer)
-    try_formats(trainer)
+    trainer.hooks = load_hooks(trainer.plan, trainer.emit)
+    call_after_build(trainer.hooks, trainer.run, partial(trainer.setup.export, is_trial=True))
     trainer.worker_sync = make_worker_sync(trainer)
     data_changes = check_resumed_data(trainer)
     trainer.session = make_session(trainer)
@@ -312,8 +314,8 @@ def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
             report_confusion(setup.engine, setup.feeds.by_name(), setup.source.outputs, files=spec.files, emit=emit)
     weights = export_model(trainer)
     load_check = LoadCheck(spec.files.model) if spec.records else None
-    if spec.records and spec.plan.export.formats:
-        report_formats(trainer, result.model_step)
+    if spec.records:
+        call_after_export(trainer.hooks, trainer.run, result.model_step)
     if report is not None:
         emit(PhaseBegan("making the report"))
         with guard("the report of the test", emit):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit
+from scaleflow.interfaces.hooks import TrainedRun, WorkerHook
 from scaleflow.runs import RunSpec, WorkerProcess
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Trainer:
         timer: measures the parts of the start.
         setup: the data, the model and the engine, checked and traced. When the model is trained, it gets what the
             validation rows have decided.
+        hooks: those of the features that the run uses, by the names of the features.
         worker_sync: lets all workers decide the same, and stop together.
         session: the training, at its first step or at its newest checkpoint.
     """
@@ -33,6 +35,7 @@ class Trainer:
     process: WorkerProcess
     timer: StartupTimer | None = None
     setup: TrainingSetup = field(init=False)
+    hooks: Mapping[str, WorkerHook] = field(init=False)
     worker_sync: WorkerSync = field(init=False)
     session: Session = field(init=False)
 
@@ -51,3 +54,17 @@ class Trainer:
     @property
     def should_stop(self) -> Callable[[], bool]:
         return self.process.should_stop
+
+    @property
+    def run(self) -> TrainedRun:
+        """The run as hooks see it."""
+        spec = self.spec
+        return TrainedRun(
+            plan=spec.plan,
+            folder=spec.folder,
+            log=spec.log,
+            is_chief=spec.records,
+            is_resumed=spec.is_resumed,
+            emit=self.emit,
+            should_stop=self.should_stop,
+        )

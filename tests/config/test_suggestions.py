@@ -20,17 +20,17 @@ from scaleflow.commands.table import list_commands, list_other_names
 from scaleflow.config.compose import compose_config, every_key
 from scaleflow.config.plan import parse_plan, parse_sections
 from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS
-from scaleflow.config.words import NEEDED_GROUPS, OPTIONAL_GROUPS
+from scaleflow.config.words import OPTIONAL_GROUPS, list_needed_groups
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.features import list_option_files
+from scaleflow.interfaces.features import list_conf_folders, list_option_files
 
 PACKAGE = Path(scaleflow.__file__).parent
 CONF = PACKAGE / "conf"
 
-GROUPS = [
-    path.name for path in CONF.iterdir() if path.is_dir() and path.name not in ("hydra", "pipeline", "__pycache__")
-]
+FOLDERS = [path for folder in list_conf_folders() for path in folder.iterdir() if path.is_dir()]
+
+GROUPS = sorted({path.name for path in FOLDERS} - {"hydra", "pipeline", "__pycache__"})
 
 #: `group=option` or `group.key=value` in a text. A value in capitals stands for something that the user knows.
 WORD = re.compile(rf"(?<![\w./-])((?:{'|'.join(GROUPS)})(?:\.[a-z_]\w*)*)=([\w.+-]*\w)(?![\w.]*[({{/])")
@@ -189,8 +189,8 @@ def test_each_word_for_another_command_names_a_command() -> None:
 
 def test_each_group_of_a_run_can_be_removed_or_is_needed() -> None:
     groups = {*GROUPS} - {"experiment"}
-    assert {*OPTIONAL_GROUPS, *NEEDED_GROUPS} == groups
+    assert {*OPTIONAL_GROUPS, *list_needed_groups()} == groups
     for group in OPTIONAL_GROUPS:
         assert (CONF / group / "none.yaml").is_file()
-    for group, option in NEEDED_GROUPS.items():
-        assert (CONF / group / f"{option}.yaml").is_file()
+    for group, option in list_needed_groups().items():
+        assert option in [path.stem for path in list_option_files(group)]

@@ -129,14 +129,13 @@ def test_a_candidate_with_another_threshold_is_no_constant() -> None:
 
 
 def test_a_quantized_format_must_not_lose_a_skill() -> None:
-    from scaleflow.export.formats import list_formats
-    from scaleflow.interfaces import ExportOptions
-    from scaleflow.worker.convert import Converter
+    from scaleflow.features.formats.converter import Converter
+    from scaleflow.features.formats.formats import list_formats
 
     def find(kind: str, form: str, change: Any) -> str:
         outputs, values = draw_rare(kind)
         before, now = (make_predictions({"o": outputs}, {"o": each}) for each in (values, change(kind, values)))
-        plan: Any = SimpleNamespace(export=ExportOptions())
+        plan: Any = SimpleNamespace(of=lambda section: section())
         converter = Converter(plan, None, None, None, None, {}, before)  # type: ignore[arg-type]
         return converter._find_lost_skill(list_formats()[form], now)
 

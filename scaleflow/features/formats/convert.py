@@ -33,10 +33,12 @@ from scaleflow.commands.tracked_run import (
     show_notes,
 )
 from scaleflow.config.compose import CommandWords
-from scaleflow.config.policies import CONVERT
+from scaleflow.config.policies import DATA, Policy
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError, RunError, read_reason
-from scaleflow.export.formats import check_formats
+from scaleflow.features.formats.feature import has_formats
+from scaleflow.features.formats.formats import check_formats, check_plan
+from scaleflow.features.formats.task import export_formats, make_format_table
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
@@ -45,7 +47,9 @@ from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
-from scaleflow.worker.export import export_formats, make_format_table
+
+#: What the command takes from the run, for a plan of its own.
+CONVERT = Policy((*DATA, "export"), "evaluations")
 
 
 @make_main
@@ -73,9 +77,9 @@ def convert_tracked_model(
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     plan = make_evaluation_plan(show_notes(run.reuse_config(words, CONVERT), display))
-    if not plan.export.formats:
+    if not has_formats(plan):
         raise ConfigError("export.formats: is null; name the formats to make, such as export.formats=[onnx]")
-    check_formats(plan.export.formats)
+    check_plan(plan)
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as folder:
         exported = download_exported(run.tracker, run.model, Path(folder))
         formats = export_formats(plan, exported, display.show_event, log=Path(folder, "log"), should_stop=stop.is_set)

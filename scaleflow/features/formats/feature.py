@@ -1,4 +1,24 @@
+"""More formats of a trained model."""
+
+from dataclasses import dataclass, field
+
+from scaleflow.interfaces.config import Plan
 from scaleflow.interfaces.features import Command, Feature
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """`export`: the formats of the trained model, besides the Keras file and the SavedModel."""
+
+    formats: list[str] | None = None
+    tolerance: float | None = field(default=None, metadata={"above": 0.0})
+    int8_loss: float = field(default=0.01, metadata={"at_least": 0.0})
+    calibration_examples: int = field(default=200, metadata={"at_least": 1})
+
+
+def has_formats(plan: Plan) -> bool:
+    return bool(plan.of(ExportOptions).formats)
+
 
 FEATURE = Feature(
     name="formats",
@@ -17,4 +37,11 @@ FEATURE = Feature(
     public_names={
         "convert_model": "scaleflow.features.formats.convert",
     },
+    section=ExportOptions,
+    group="export",
+    conf="scaleflow.features.formats.conf",
+    defaults=({"export": "default"},),
+    check="scaleflow.features.formats.formats:check_plan",
+    worker="scaleflow.features.formats.hook:FormatsHook",
+    is_used=has_formats,
 )

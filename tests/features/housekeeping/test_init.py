@@ -12,8 +12,8 @@ import yaml
 
 from scaleflow.config.compose import compose_config
 from scaleflow.features.housekeeping import init, schema
+from scaleflow.interfaces.features import list_conf_folders, list_option_files
 from tests.conftest import Command
-from tests.processes import ROOT
 
 #: Options of these are no sections of the config; a recipe may set any key.
 WITHOUT_SCHEMA, RECIPES = ("hydra", "pipeline"), "experiment"
@@ -21,7 +21,8 @@ WITHOUT_SCHEMA, RECIPES = ("hydra", "pipeline"), "experiment"
 
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
-    groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in WITHOUT_SCHEMA]
+    folders = [path for folder in list_conf_folders() for path in folder.iterdir() if path.is_dir()]
+    groups = sorted({path.name for path in folders} - {*WITHOUT_SCHEMA})
     return {group: schema.describe_config(None if group == RECIPES else group) for group in groups if group[0] != "_"}
 
 
@@ -32,7 +33,7 @@ def find_faults(schemas: dict[str, Any], group: str, text: str) -> list[str]:
 
 def test_every_option_fits_its_schema(schemas: dict[str, Any]) -> None:
     for group in schemas:
-        for path in (ROOT / "conf" / group).glob("*.yaml"):
+        for path in list_option_files(group):
             assert find_faults(schemas, group, path.read_text() or "{}") == [], path
     for key, each in schemas["training"]["properties"].items():
         assert key == "defaults" or each.get("description") or key == "_target_"

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.export.formats import Compute, ExportFormat
+from scaleflow.features.formats.formats import Compute, ExportFormat
 from scaleflow.interfaces.data import name_leaves
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ import tensorflow as tf
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ExportError, read_reason
-from scaleflow.export.formats import ExportFormat, PortableModel, list_formats
-from scaleflow.export.keras_file import IS_SAFE, MODULES
-from scaleflow.export.runtime import RuntimeProcess, start_runtime
+from scaleflow.features.formats.feature import ExportOptions
+from scaleflow.features.formats.formats import ExportFormat, PortableModel, list_formats
+from scaleflow.features.formats.runtime import RuntimeProcess, start_runtime
+from scaleflow.features.formats.runtimes.keras_file import IS_SAFE, MODULES
 from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, map_named, name_leaves
 from scaleflow.interfaces.data import ANSWERS
 from scaleflow.interfaces.events import Emit, FormatExported, PhaseBegan
@@ -265,7 +266,7 @@ class Converter:
 
     def _find_fault(self, form: ExportFormat, values: Mapping[str, float]) -> str:
         """Returns why a format is not good; empty if it is."""
-        options = self.plan.export
+        options = self.plan.of(ExportOptions)
         difference = values["difference"]
         if not math.isfinite(difference):
             return "its outputs are NaN or infinite where those of the model are not"
@@ -294,7 +295,7 @@ class Converter:
         for part in find_constant_parts(predictions):
             if part not in known:
                 return f"it gives every example the same answer{f' for {part}' if part else ''}"
-        allowed = self.plan.export.int8_loss
+        allowed = self.plan.of(ExportOptions).int8_loss
         lost = find_lost_skills(measure_skills(self.predictions), measure_skills(predictions), allowed)
         for name, (now, before) in lost.items():
             return f"its {name} is {now:.4g}, and {before:.4g} in float32; export.int8_loss allows {allowed:g}"
@@ -432,7 +433,7 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
         inputs, *_ = splits.raw[chosen].read(places)
         return {name: np.asarray(each) for name, each in name_leaves(inputs).items()}
 
-    count = min(plan.export.calibration_examples, len(splits.train))
+    count = min(plan.of(ExportOptions).calibration_examples, len(splits.train))
     drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)
     emit(PhaseBegan(f"evaluating the {split} split"))
     sample, calibration = read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn))

@@ -1,7 +1,7 @@
 """A process that computes an exported model in its own runtime, without TensorFlow unless the format is TensorFlow's.
 
-It is started as `python -m scaleflow.export.runtime FORMAT FILE DESCRIPTOR`. The descriptor is a socket's: requests and
-answers are pickled by `multiprocessing.connection`, between two processes of one command.
+It is started as `python -m scaleflow.features.formats.runtime FORMAT FILE DESCRIPTOR`. The descriptor is a socket's:
+requests and answers are pickled by `multiprocessing.connection`, between two processes of one command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ExportError
-from scaleflow.export.formats import ExportFormat, list_formats
+from scaleflow.features.formats.formats import ExportFormat, list_formats
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,6 +1,6 @@
 """Defines what an export format is, and finds the formats of `export.formats`.
 
-A format is an object in the tuple `FORMATS` of a module of this package.
+A format is an object in the tuple `FORMATS` of a module of `runtimes/`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow import export as package
 from scaleflow.errors import ConfigError, find_similar
+from scaleflow.features.formats import runtimes
+from scaleflow.features.formats.feature import ExportOptions
+from scaleflow.interfaces import Plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,9 +82,14 @@ class ExportFormat:
 
 @functools.cache
 def list_formats() -> Mapping[str, ExportFormat]:
-    """Returns the formats in the modules of this package by their names."""
-    modules = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
+    """Returns the formats in the modules of `runtimes/` by their names."""
+    modules = [import_module(f"{runtimes.__name__}.{each.name}") for each in pkgutil.iter_modules(runtimes.__path__)]
     return {each.name: each for module in modules for each in getattr(module, "FORMATS", ())}
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises ConfigError if a format of a plan does not exist, is there twice, or cannot be made here."""
+    check_formats(plan.of(ExportOptions).formats)
 
 
 def check_formats(names: Sequence[str] | None) -> None:

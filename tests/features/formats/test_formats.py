@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.export.formats import check_formats, list_formats
+from scaleflow.features.formats.formats import check_formats, list_formats
 from scaleflow.tracking.saved_models import merge_tables
 
 
@@ -44,10 +44,9 @@ def test_operations_that_a_format_cannot_express_are_named(name: str, text: str,
 def find_faults() -> list[Any]:
     from types import SimpleNamespace
 
-    from scaleflow.interfaces import ExportOptions
-    from scaleflow.worker.convert import Converter, find_losses
+    from scaleflow.features.formats.converter import Converter, find_losses
 
-    plan = SimpleNamespace(export=ExportOptions())
+    plan = SimpleNamespace(of=lambda section: section())
     reference = {"accuracy": 0.9, "loss": 0.3, "price/mae": 2.0, "price/loss": 4.0}
     converter = Converter(plan, None, None, None, None, reference)  # type: ignore[arg-type]
     forms = list_formats()

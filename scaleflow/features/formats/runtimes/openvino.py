@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.export.formats import Calibration, Compute, ExportFormat, PortableModel
+from scaleflow.features.formats.formats import Calibration, Compute, ExportFormat, PortableModel
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.export.formats import check_formats, list_formats
+from scaleflow.features.formats.formats import check_formats, list_formats
 from tests.conftest import Command
 
 BERT = (

@@ -1,0 +1,56 @@
+"""Exports the model of a run in the formats of `export.formats`: first as a trial, before the training."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from scaleflow.errors import ConfigError
+from scaleflow.features.formats.feature import ExportOptions
+from scaleflow.features.formats.task import export_formats, make_format_table
+from scaleflow.interfaces.events import ArtifactWritten, FormatExported, MetricsLogged
+from scaleflow.interfaces.hooks import TrainedRun, WorkerHook
+from scaleflow.runs import RunFolder
+
+
+class FormatsHook(WorkerHook):
+    """Exports the formats of a run, and reports them."""
+
+    def after_build(self, run: TrainedRun, export: Callable[[Path], object]) -> None:
+        """Exports the untrained model in the formats of a new run, with two examples.
+
+        Raises ConfigError if a format cannot express the model: nothing has been trained then.
+        """
+        if run.is_resumed:
+            return
+        with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
+            export(Path(folder))
+            found = []
+            if run.is_chief:
+                found = export_formats(
+                    run.plan, Path(folder), run.emit, log=run.log, should_stop=run.should_stop, is_trial=True
+                )
+        for each in found:
+            if each.error:
+                others = [other.name for other in found if not other.error]
+                rest = f"[{', '.join(others)}]" if others else "null"
+                raise ConfigError(f"export.formats: {each.name}: {each.error}; use export.formats={rest}")
+
+    def after_export(self, run: TrainedRun, step: int) -> None:
+        """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
+        files = RunFolder(run.folder)
+        try:
+            formats = export_formats(run.plan, files.model, run.emit, log=run.log, should_stop=run.should_stop)
+        except ConfigError as error:  # the data is gone; the trained model stays
+            names = run.plan.of(ExportOptions).formats or ()
+            formats = [FormatExported(name, "", error=str(error)) for name in names]
+        for each in formats:
+            run.emit(each)
+            if each.values:
+                run.emit(
+                    MetricsLogged(step, {f"export/{each.name}/{key}": value for key, value in each.values.items()})
+                )
+        files.formats.write_text(json.dumps(make_format_table(formats), indent=1))
+        run.emit(ArtifactWritten(str(files.formats), "export"))

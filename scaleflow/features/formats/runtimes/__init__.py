@@ -1,0 +1,1 @@
+"""The formats, each in a module with its converter and its runtime."""
