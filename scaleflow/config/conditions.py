@@ -129,10 +129,11 @@ def find_keys(rule: Rule) -> Sequence[str]:
 def find_section(plan: Plan, group: str, names: Sequence[str]) -> Any:
     """Returns the section with the first of these keys: the group's own, or that of a feature.
 
-    Raises AttributeError if there is none.
+    Without keys, it is the group's own, if it has one. Raises AttributeError if there is none.
     """
     for section in list_sections().get(group, ()):
-        if not names or names[0] in vars(plan.of(section)):
+        is_own = not names and not hasattr(plan, group)
+        if is_own or (names and names[0] in vars(plan.of(section))):
             return plan.of(section)
     return getattr(plan, group)
 
