@@ -19,24 +19,28 @@ CORE_COMMANDS = (
         about="the best job of a sweep, and its model: PARENT",
         module="scaleflow.best",
         group="tracked runs",
+        place=50,
     ),
     Command(
         name="sync",
         about="send to the tracking store what it lacks of the runs in a FOLDER",
         module="scaleflow.sync",
         group="tracked runs",
+        place=60,
     ),
     Command(
         name="project",
         about="an entry point of the file MLproject, for mlflow run",
         module="scaleflow.project",
         group="tracked runs",
+        place=70,
     ),
     Command(
         name="evaluate",
         about="evaluate a tracked model on a dataset: RUN_ID",
         module="scaleflow.evaluate",
         group="tracked models",
+        place=10,
         usage="RUN_ID",
         other_names=("eval", "test", "validate", "score"),
     ),
@@ -45,14 +49,16 @@ CORE_COMMANDS = (
 
 @cache
 def list_commands() -> Mapping[str, Command]:
-    """Returns the commands of the core and of the features by their names, in alphabetical order."""
+    """Returns the commands of the core and of the features by their names, in the order of `scaleflow --help`."""
     commands = {command.name: command for command in CORE_COMMANDS}
     for feature in list_features().values():
         for command in feature.commands:
             if command.name in commands:
                 raise ConfigError(f"the feature {feature.name} has a command {command.name}, which there is already")
             commands[command.name] = command
-    return dict(sorted(commands.items()))
+    groups = get_args(CommandGroup)
+    ordered = sorted(commands.values(), key=lambda each: (groups.index(each.group), each.place, each.name))
+    return {command.name: command for command in ordered}
 
 
 @cache

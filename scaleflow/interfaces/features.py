@@ -42,6 +42,7 @@ class Command:
     about: str  # a line for `scaleflow --help`
     module: str  # the dotted name of the module with `main(words)`, which returns the exit code
     group: CommandGroup
+    place: int = 100  # where `scaleflow --help` lists it in its group: the smallest first, then by name
     usage: str = ""  # what is typed after the name, for the message about one of its other names
     other_names: Sequence[str] = ()  # how other tools call it, in lower case, without `_` and `-`
     config_group: str = ""  # the config group of the files that it reads, if no run has this group

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from scaleflow.cluster.engines import list_engines
-from scaleflow.config.conditions import find_keys, holds, is_applicable, is_something, parse_condition
+from scaleflow.config.conditions import find_keys, find_value, holds, is_applicable, is_something, parse_condition
 from scaleflow.config.parse import parse_value, type_hints
 from scaleflow.config.plan import explain_rule, find_version_rules, list_rules
 from scaleflow.errors import ConfigError
@@ -196,3 +196,10 @@ def test_a_rule_names_keys_and_values_that_exist(rule: Rule) -> None:
         several = isinstance(term.expected, list) and term.expected
         for value in term.expected if several else [term.expected]:
             assert can_be(term.key, value), f"{term.key} is never {value!r}"
+
+
+def test_a_group_alone_is_its_option_also_if_a_feature_has_keys_in_it(plan: Callable[..., Plan]) -> None:
+    made = plan("tracking=none")
+    assert "tracking" in list_sections()
+    assert find_value(made, "tracking") == "none"
+    assert find_value(made, "tracking.notify") is None

@@ -11,6 +11,7 @@ FEATURE = Feature(
             about="faults of a dataset, and how it differs from that of a run",
             module="scaleflow.features.checks.check",
             group="before a run",
+            place=40,
             usage="dataset=...",
             other_names=("data", "inspect", "profile", "lint"),
         ),

@@ -9,6 +9,7 @@ FEATURE = Feature(
             about="what this machine has, and which strategies work on it",
             module="scaleflow.features.doctor.command",
             group="before a run",
+            place=30,
             other_names=("env", "info", "status", "devices", "diagnose"),
         ),
     ),

@@ -29,6 +29,7 @@ FEATURE = Feature(
             about="export it in more formats: RUN_ID export.formats=[onnx]",
             module="scaleflow.features.formats.convert",
             group="tracked models",
+            place=30,
             usage="RUN_ID export.formats=[onnx]",
             other_names=("export", "onnx", "tflite", "quantize"),
         ),

@@ -9,6 +9,7 @@ FEATURE = Feature(
             about="let a language model continue a text: RUN_ID --prompt TEXT",
             module="scaleflow.features.language.generate",
             group="tracked models",
+            place=20,
         ),
     ),
     public_names={

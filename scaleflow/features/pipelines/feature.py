@@ -9,6 +9,7 @@ FEATURE = Feature(
             about="the steps around a run, declared in a file: NAME",
             module="scaleflow.features.pipelines.command",
             group="before a run",
+            place=70,
             usage="NAME",
             config_group="pipeline",
         ),

@@ -9,6 +9,7 @@ FEATURE = Feature(
             about="write its predictions for a table: RUN_ID --input FILE --output FILE",
             module="scaleflow.features.predict.command",
             group="tracked models",
+            place=50,
             usage="RUN_ID --input FILE --output FILE",
             other_names=("infer", "inference", "batch", "transform"),
         ),

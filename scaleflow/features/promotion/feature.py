@@ -9,6 +9,7 @@ FEATURE = Feature(
             about="make it the champion if it is better: RUN_ID --model NAME",
             module="scaleflow.features.promotion.promote",
             group="tracked models",
+            place=40,
             usage="RUN_ID --model NAME",
             other_names=("register", "deploy", "publish", "stage"),
         ),

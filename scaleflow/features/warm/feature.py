@@ -10,6 +10,7 @@ FEATURE = Feature(
             about="start, status or stop: an interpreter kept ready",
             module="scaleflow.features.warm.command",
             group="before a run",
+            place=80,
         ),
     ),
 )
