@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,11 @@ from scaleflow.testing import Events
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
-COMMANDS = re.findall(r"^    (?:python -m )?scaleflow (.*)$", PAGE, re.M)
+ALL_COMMANDS = re.findall(r"^    (?:python -m )?scaleflow (.*)$", PAGE, re.M)
+
+#: Those of the feature that the page installs; and the others.
+OF_THE_FEATURE = [line for line in ALL_COMMANDS if line.startswith("lines")]
+COMMANDS = [line for line in ALL_COMMANDS if line not in OF_THE_FEATURE]
 
 #: What each command is known by, and the accuracy that it reaches at least; guessing has a tenth on digits, else half.
 TRAINED = {
@@ -83,7 +89,7 @@ def test_two_inputs_and_two_outputs_take_at_most_40_lines() -> None:
 
 
 def test_every_block_of_code_is_tried() -> None:
-    assert PAGE.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml)$", PAGE, re.M))
+    assert PAGE.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml|toml)$", PAGE, re.M))
 
 
 def own_tests_and_app(folder: str, app: list[str]) -> None:
@@ -124,3 +130,50 @@ def test_a_command_trains(isolated: Callable[..., Any], folder: Path, names: lis
         assert float(accuracy) >= TRAINED[name], (name, printed)
         if name == "my_callbacks.Halve":
             assert "learning rate 0.01" in printed
+
+
+def install(folder: Path, environment: Path) -> Path:
+    """Makes an environment with what this one has and the page's feature; returns its Python."""
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/*/site-packages")
+    inherited = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
+    packages.joinpath("inherited.pth").write_text("\n".join(inherited))
+    for name in ("metric_lines", "metric_lines/conf"):
+        (folder / "feature" / name / "__init__.py").touch()
+    options = ["--no-build-isolation", "--no-deps", "--quiet", "--disable-pip-version-check", "--target", str(packages)]
+    command = [sys.executable, "-m", "pip", "install", *options, str(folder / "feature")]
+    subprocess.run(command, check=True, timeout=200)
+    return python
+
+
+@pytest.mark.slow
+def test_the_pages_feature_is_installed_and_works(folder: Path, tmp_path: Path) -> None:
+    python, work = install(folder, tmp_path / "environment"), tmp_path / "work"
+    work.mkdir()
+
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-m", "scaleflow", *shlex.split(words)], cwd=work, capture_output=True, text=True, timeout=200
+        )
+
+    train, show = OF_THE_FEATURE
+    trained = run(f"{train} tracking=none")
+    assert trained.returncode == 0, trained.stderr
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    assert any("test/loss" in line for line in lines)
+    assert lines[0]["run"]
+    shown = run(show)
+    assert json.loads(shown.stdout) == lines[-1]
+
+    refused = run("lines.every=2")
+    assert (refused.returncode, refused.stderr.strip()) == (
+        2,
+        "scaleflow: lines.every=2 with lines.file=null: there is no file to write to; set lines.file=PATH",
+    )
+    assert "expected an integer, at least 1" in run("lines.every=0").stderr
+    assert "did you mean lines.file" in run("lines.fil=a").stderr
+    assert "scaleflow lines " in run("--help").stdout
+    failed = run("lines.file=no/such/folder/x training.max_steps=2 tracking=none")
+    assert failed.returncode == 0, failed.stderr
+    assert failed.stdout.count("note: the feature lines: missing") == 1
