@@ -136,7 +136,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     ]
     assert tags["scaleflow.evaluate.digits"].startswith("359 examples of test, one_device, float32, 1 replica(s)")
     assert tags["scaleflow.status"] == "FINISHED"
-    own = [f"evaluate/digits/confusion_matrix.{kind}" for kind in ("csv", "png")]
+    own = [f"evaluate/digits/confusion_matrix.{kind}" for kind in ("csv", "svg")]
     assert {*own, "evaluate/digits/profile", "evaluate/digits/report.html"} <= set(told["artifacts"])
     assert set(inputs) == {"digits"}
     code, text = told["not_trusted"]
