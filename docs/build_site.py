@@ -26,6 +26,8 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 #: Modules that the pages link to, and where the site describes them.
 MODULES = {
     "scaleflow/interfaces/data.py": "api.md#datasets",
+    "scaleflow/interfaces/features.py": "api.md#features",
+    "scaleflow/interfaces/hooks.py": "api.md#features",
     "scaleflow/interfaces/training.py": "api.md#training-steps",
 }
 
