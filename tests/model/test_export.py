@@ -174,7 +174,9 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
     """What is exported, and the outputs of the live model, a fresh one with its weights and MLflow's."""
     import mlflow.pyfunc
 
+    from scaleflow.interfaces import LearnedState
     from scaleflow.model import keras_file_fault, make_model, write_model
+    from scaleflow.runs.learned_state import write_learned_state
     from scaleflow.tracking.mlflow_model import write_mlflow_model
 
     (folder / "untold.py").write_text(UNTOLD)
@@ -186,6 +188,7 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
     batch = np.ones((4, 4), np.float32)
     write_model(net, *described, batch, "float32", folder / "model")
     fresh.load_weights(folder / "model" / "model.weights.h5")
+    write_learned_state(folder / "model", LearnedState(*described))
     write_mlflow_model(folder / "model", folder / "logged", run_id="run", model_id="m-1")
     return {
         "fault": keras_file_fault(net),
@@ -208,11 +211,12 @@ def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
     assert found["files"] == [
         "example_outputs.npz",
         "input_example.npy",
+        "learned_state.json",
         "model.weights.h5",
         "saved_model",
         "signature.json",
     ]
-    assert found["data"] == ["example_outputs.npz", "model.weights.h5", "saved_model"]
+    assert found["data"] == ["example_outputs.npz", "learned_state.json", "model.weights.h5", "saved_model"]
     live, *others = found["outputs"]
     for other in others:
         np.testing.assert_allclose(other, live, atol=1e-6)
