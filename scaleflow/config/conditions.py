@@ -127,14 +127,16 @@ def find_keys(rule: Rule) -> Sequence[str]:
 
 
 def find_section(plan: Plan, group: str, names: Sequence[str]) -> Any:
-    """Returns the section with the first of these keys: the group's own, or that of a feature.
+    """Returns the section that has the first of these keys: the core's section of the group, or a feature's.
 
-    Without keys, it is the group's own, if it has one. Raises AttributeError if there is none.
+    Without keys, the core's section comes first. Raises AttributeError if there is no section.
     """
+    if not names and hasattr(plan, group):
+        return getattr(plan, group)
     for section in list_sections().get(group, ()):
-        is_own = not names and not hasattr(plan, group)
-        if is_own or (names and names[0] in vars(plan.of(section))):
-            return plan.of(section)
+        options: Any = plan.of(section)
+        if not names or names[0] in vars(options):
+            return options
     return getattr(plan, group)
 
 

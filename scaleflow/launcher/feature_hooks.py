@@ -22,15 +22,17 @@ class FeatureHooks:
                 self._hooks[feature.name] = import_named(feature.launcher)(run)
 
     def on_event(self, event: Event) -> None:
+        """Shows an event to all hooks. A hook that fails sees no more events: one note is enough."""
         for name, hook in list(self._hooks.items()):
             is_failed = True
             with guard_extra(f"the feature {name}", self._run.print_note):
                 hook.on_event(event)
                 is_failed = False
-            if is_failed:  # one note is enough
+            if is_failed:
                 del self._hooks[name]
 
     def after_run(self, answer: Mapping[str, Any]) -> None:
+        """Shows all hooks the object of `--json`."""
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
                 hook.after_run(answer)
