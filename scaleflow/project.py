@@ -6,8 +6,8 @@
     scaleflow project pipeline NAME ...
 
 main, sweep, evaluate and pipeline stand for scaleflow, scaleflow -m, scaleflow evaluate and scaleflow pipeline.
-MLflow passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are
-dropped, because an explicit option would take precedence over a recipe (-P experiment=...).
+MLflow passes every parameter, also those that the user did not set. Options that equal the defaults are dropped,
+because an explicit option would take precedence over a recipe (-P experiment=...).
 """
 
 import os
@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import list_features
 from scaleflow.launcher.command_exit import Outcome
 
 #: The command of each entry point, after `python -m`.
@@ -54,8 +55,16 @@ def drop_empty_words(words: Sequence[str]) -> list[str]:
 
 
 def default_options() -> dict[str, str]:
-    """Returns the option of each config group in config.yaml's defaults list; `null` if the group has none."""
-    defaults = OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults
-    entries = [dict(entry) for entry in defaults if isinstance(entry, DictConfig)]
-    options = {str(group): option for entry in entries for group, option in entry.items()}
-    return {group: "null" if option is None else str(option) for group, option in options.items()}
+    """Returns the option of each config group that runs use by default; `null` if the group has none.
+
+    The groups are those of config.yaml's defaults list, and those that features add.
+    """
+    entries = list(OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults)
+    for feature in list_features().values():
+        entries.extend(feature.defaults)
+    options: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(entry, Mapping | DictConfig):
+            for group, option in entry.items():
+                options[str(group)] = "null" if option is None else str(option)
+    return options

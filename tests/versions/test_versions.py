@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.config.conditions import is_applicable
 from scaleflow.config.plan import find_version_rules
 from scaleflow.tracking import connection
 from tests.processes import ROOT
@@ -31,8 +32,8 @@ def test_what_an_older_keras_cannot_do_is_refused_with_the_version_that_can(kera
     rules = find_version_rules({"keras": keras}.__getitem__)
     cases = (("pipeline", "loop", False), ("mirrored", "fit", False), ("mirrored", "loop", True))
     plans = [make_plan(*each) for each in cases]
-    assert [any(rule.applies(plan) for plan in plans) for rule in rules] == refused * [True]
-    assert not any(rule.applies(make_plan("mirrored", "loop", False)) for rule in rules)
+    assert [any(is_applicable(rule, plan) for plan in plans) for rule in rules] == refused * [True]
+    assert not any(is_applicable(rule, make_plan("mirrored", "loop", False)) for rule in rules)
     assert all(f"and {keras} is installed" in rule.reason and "install Keras 3.1" in rule.instead for rule in rules)
 
 
