@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.interfaces.config import Plan
 from scaleflow.interfaces.data import Rows, Source
 from scaleflow.interfaces.events import Emit, Event
-from scaleflow.interfaces.training import Workers
+from scaleflow.interfaces.training import Objective, Workers
 
 if TYPE_CHECKING:
+    from scaleflow.dataset import Splits
     from scaleflow.dataset.schema import SplitSample
 
 
@@ -51,6 +52,9 @@ class TrainedRun:
     log: Path  # the file of this worker's output
     is_chief: bool  # whether the events of this worker are those of the run
     is_resumed: bool  # whether it continues from an earlier command or attempt
+    is_job: bool  # whether it is a job of a sweep
+    splits: Splits  # the data after their preprocessing
+    objective: Objective
     emit: Emit
     should_stop: Callable[[], bool]  # returns whether the run has been asked to stop
 
@@ -79,12 +83,24 @@ class WorkerHook:
             ConfigError: if the run is refused.
         """
 
+    def at_ready(self, run: TrainedRun) -> None:
+        """Is called right after `ready`: the run exists, and its training begins. All workers call it."""
+
     def after_export(self, run: TrainedRun, step: int) -> None:
         """Sees the trained model, which is in the run's folder. Only the chief calls it.
 
         Args:
             step: the optimizer update after which the model was taken.
         """
+
+    def at_end(self, run: TrainedRun) -> None:
+        """Is called at the end of a run that has trained to its end, before the end is reported. The run waits for it.
+
+        Only the chief calls it, after everything else is written. A run that is stopped does not.
+        """
+
+    def close(self) -> None:
+        """Frees what the hook holds, such as a process. It follows `at_ready` in any case, also after an error."""
 
 
 @dataclass(frozen=True)

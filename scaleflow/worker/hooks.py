@@ -56,8 +56,29 @@ def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: C
             hook.after_build(run, export)
 
 
+def call_at_ready(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:
+    """Tells all hooks that the run is ready."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", run.emit):
+            hook.at_ready(run)
+
+
 def call_after_export(hooks: Mapping[str, WorkerHook], run: TrainedRun, step: int) -> None:
     """Shows all hooks the trained model, which was exported."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.after_export(run, step)
+
+
+def call_at_end(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:
+    """Lets all hooks do the last work of a run that has trained to its end."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", run.emit):
+            hook.at_end(run)
+
+
+def close_hooks(hooks: Mapping[str, WorkerHook], emit: Emit) -> None:
+    """Lets all hooks free what they hold."""
+    for name, hook in hooks.items():
+        with guard_extra(f"the feature {name}", lambda text: emit(Note(text))):
+            hook.close()

@@ -22,7 +22,14 @@ from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess,
 from scaleflow.worker.build import build_training
 from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import guard, is_loss_of_peer
-from scaleflow.worker.hooks import call_after_build, call_after_export, load_hooks
+from scaleflow.worker.hooks import (
+    call_after_build,
+    call_after_export,
+    call_at_end,
+    call_at_ready,
+    close_hooks,
+    load_hooks,
+)
 from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
 from scaleflow.worker.ready import is_first_report, list_params, report_ready
 from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
@@ -57,8 +64,12 @@ def train_model(process: WorkerProcess) -> None:
         where = "above" if trainer.plan.debug.inline else f"in {trainer.spec.log}"
         trainer.emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(trainer.setup)
-    with fit_meanwhile(trainer.spec, trainer.emit) as baselines:
-        train_and_export(trainer, baselines)
+    try:
+        call_at_ready(trainer.hooks, trainer.run)
+        with fit_meanwhile(trainer.spec, trainer.emit) as baselines:
+            train_and_export(trainer, baselines)
+    finally:
+        close_hooks(trainer.hooks, trainer.emit)
 
 
 def wrap_emit(process: WorkerProcess) -> Emit:
@@ -327,6 +338,7 @@ def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
     if spec.records:
         with guard(FITTED_BASELINES, emit):
             report_baselines(spec.files, baselines, emit, trainer.should_stop, objective=setup.engine.objective)
+        call_at_end(trainer.hooks, trainer.run)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -57,7 +57,7 @@ class Trainer:
 
     @property
     def run(self) -> TrainedRun:
-        """The run as hooks see it."""
+        """The run as hooks see it, when the setup is built."""
         spec = self.spec
         return TrainedRun(
             plan=spec.plan,
@@ -65,6 +65,9 @@ class Trainer:
             log=spec.log,
             is_chief=spec.records,
             is_resumed=spec.is_resumed,
+            is_job=spec.parent is not None,
+            splits=self.setup.splits,
+            objective=self.setup.engine.objective,
             emit=self.emit,
             should_stop=self.should_stop,
         )

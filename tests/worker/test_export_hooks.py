@@ -43,6 +43,9 @@ def make_run(folder: Path, emit: Callable[[Any], None]) -> TrainedRun:
         log=folder / "log",
         is_chief=True,
         is_resumed=False,
+        is_job=False,
+        splits=nothing,
+        objective=nothing,
         emit=emit,
         should_stop=bool,
     )
