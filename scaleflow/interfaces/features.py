@@ -92,7 +92,7 @@ class Feature:
 
 @cache
 def list_features() -> Mapping[str, Feature]:
-    """Returns the features by their names, in alphabetical order.
+    """Returns the features by their names: each after those that it needs, otherwise in alphabetical order.
 
     A feature that cannot be imported, or that needs one which is not there, is named on standard error and skipped.
 
@@ -111,7 +111,7 @@ def list_features() -> Mapping[str, Feature]:
         if feature.name in features:
             raise ConfigError(f"{source}: there is another feature {feature.name!r}; uninstall one of the two packages")
         features[feature.name] = feature
-    return drop_incomplete(features)
+    return order_by_needs(features)
 
 
 def list_declarations() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -123,18 +123,24 @@ def list_declarations() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"the entry point {point.name} = {point.value}", point.load
 
 
-def drop_incomplete(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features that have all others that they need."""
-    kept = dict(sorted(features.items()))
+def order_by_needs(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Returns the features in the order of `list_features`, without those that lack one that they need."""
+    ordered: dict[str, Feature] = {}
+    waiting = dict(sorted(features.items()))
     while True:
-        incomplete = [each for each in kept.values() if not set(each.needs) <= set(kept)]
-        if not incomplete:
-            return kept
-        for feature in incomplete:
-            missing = ", ".join(sorted(set(feature.needs) - set(kept)))
-            skip_feature(feature.name, f"it needs {missing}, which is not there")
-        for feature in incomplete:
-            del kept[feature.name]
+        ready = [each for each in waiting.values() if set(each.needs) <= set(ordered)]
+        if not ready:
+            break
+        ordered[ready[0].name] = ready[0]
+        del waiting[ready[0].name]
+    for feature in waiting.values():
+        missing = sorted(set(feature.needs) - set(ordered))
+        absent = [name for name in missing if name not in features]
+        if absent:
+            skip_feature(feature.name, f"it needs {', '.join(absent)}, which is not there")
+        else:
+            skip_feature(feature.name, f"it needs {', '.join(missing)}, which is skipped")
+    return ordered
 
 
 def skip_feature(source: str, why: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import features
-from scaleflow.interfaces.features import Feature, drop_incomplete, list_features
+from scaleflow.interfaces.features import Feature, list_features, order_by_needs
 
 MINE = Feature(name="mine")
 DOCTOR = Feature(name="doctor")
@@ -33,7 +33,8 @@ def test_an_installed_package_adds_a_feature(found: list[EntryPoint]) -> None:
     list_features.cache_clear()
     found.append(point(f"{__name__}:MINE"))
     assert list_features()["mine"] is MINE
-    assert list(list_features()) == sorted(list_features())
+    names = list(list_features())
+    assert names.index("checks") < names.index("predict") < names.index("language")
 
 
 def test_a_feature_that_cannot_be_imported_is_named_and_skipped(
@@ -67,8 +68,32 @@ def test_a_feature_whose_needs_are_not_there_is_skipped_and_so_are_those_that_ne
         "other": Feature(name="other"),
         "second": Feature(name="second", needs=("first", "other")),
     }
-    assert list(drop_incomplete(given)) == ["other"]
+    assert list(order_by_needs(given)) == ["other"]
     assert capsys.readouterr().err.splitlines() == [
         "scaleflow: the feature first is skipped: it needs absent, which is not there",
-        "scaleflow: the feature second is skipped: it needs first, which is not there",
+        "scaleflow: the feature second is skipped: it needs first, which is skipped",
     ]
+
+
+def test_features_that_need_each_other_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        "first": Feature(name="first", needs=("second",)),
+        "other": Feature(name="other"),
+        "second": Feature(name="second", needs=("first",)),
+    }
+    assert list(order_by_needs(given)) == ["other"]
+    assert capsys.readouterr().err.splitlines() == [
+        "scaleflow: the feature first is skipped: it needs second, which is skipped",
+        "scaleflow: the feature second is skipped: it needs first, which is skipped",
+    ]
+
+
+def test_a_feature_comes_after_those_that_it_needs_otherwise_the_alphabet_counts() -> None:
+    given = {
+        "last": Feature(name="last"),
+        "alone": Feature(name="alone"),
+        "base": Feature(name="base", needs=("tools",)),
+        "again": Feature(name="again", needs=("base", "alone")),
+        "tools": Feature(name="tools"),
+    }
+    assert list(order_by_needs(given)) == ["alone", "last", "tools", "base", "again"]
