@@ -88,6 +88,13 @@ def test_two_inputs_and_two_outputs_take_at_most_40_lines() -> None:
     assert sum(len(block.splitlines()) for block in blocks) <= 40
 
 
+def test_the_feature_takes_at_most_80_lines() -> None:
+    blocks = re.findall(r"<!-- test: feature/\S+ -->\n```\w+\n# \S+\n(.*?)```", PAGE, re.S)
+    assert len(blocks) >= 6
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    assert len(lines) <= 80
+
+
 def test_every_block_of_code_is_tried() -> None:
     assert PAGE.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml|toml)$", PAGE, re.M))
 
@@ -163,6 +170,9 @@ def test_the_pages_feature_is_installed_and_works(folder: Path, tmp_path: Path) 
     lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     assert any("test/loss" in line for line in lines)
     assert lines[0]["run"]
+    losses = [line["train/loss"] for line in lines if "perf/step_ms" in line]
+    progress = [line["train/progress"] for line in lines if "train/progress" in line]
+    assert progress == [losses[0] - losses[1]]
     shown = run(show)
     assert json.loads(shown.stdout) == lines[-1]
 

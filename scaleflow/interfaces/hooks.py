@@ -62,11 +62,15 @@ class TrainedRun:
 class WorkerHook:
     """What a feature does in each worker. Subclass it, and name the subclass in `Feature.worker`.
 
-    An error in a hook is told in a note with the name of the feature, and does not end the run.
+    A process makes one object and calls its methods from top to bottom, so it can keep what it found before in
+    attributes. Within a phase, a feature comes after those that it needs. An error in a hook is told in a note with the
+    name of the feature, and does not end the run.
     """
 
     def after_data(self, data: ReadData) -> Mapping[str, Any]:
         """Looks at the data, before `ready`. Returns what is kept in the run's schema of them, as JSON can hold it.
+
+        With `dataset.check=none` it is not called.
 
         Raises:
             ConfigError: if the run is refused.
@@ -85,6 +89,18 @@ class WorkerHook:
 
     def at_ready(self, run: TrainedRun) -> None:
         """Is called right after `ready`: the run exists, and its training begins. All workers call it."""
+
+    def after_epoch(self, run: TrainedRun, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Sees the metrics of an epoch after its validation. Only the chief calls it, and the training waits for it.
+
+        After an error, it is not called for later epochs. A resumed run calls it again for the epochs after its
+        checkpoint.
+
+        Args:
+            epoch: the number of the epoch, from 1.
+            metrics: the loss, the metrics and the speed of the epoch (`train/loss`, `perf/step_ms`), and those of its
+                validation if there was one (`val/loss`).
+        """
 
     def after_export(self, run: TrainedRun, step: int) -> None:
         """Sees the trained model, which is in the run's folder. Only the chief calls it.

@@ -159,6 +159,10 @@ def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
     return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus=surplus)
 
 
+def ignore_epoch(epoch: int, metrics: Mapping[str, float]) -> None:
+    """Does nothing after an epoch."""
+
+
 class Session:
     """The `Host` of one run, from the first step to the test: decides when it ends, and reports what the engine does.
 
@@ -166,6 +170,7 @@ class Session:
         sync: combines the durations and stop signals of the workers.
         checkpointing: saves the state; None for no checkpoints.
         has_new_data: whether the data may differ from that of the checkpoint that the run continues from.
+        after_epoch: is called after the validation of an epoch, with its number from 1 and its metrics.
     """
 
     def __init__(
@@ -180,12 +185,14 @@ class Session:
         callbacks: Sequence[Any] = (),
         tracer: StepTracer | None = None,
         has_new_data: bool = False,
+        after_epoch: Callable[[int, Mapping[str, float]], object] = ignore_epoch,
     ) -> None:
         self.epoch = 0
         self.step = 0
         self._engine = engine
         self._feeds = feeds
         self._has_new_data = has_new_data
+        self._after_epoch = after_epoch
         self._options = options
         self._log = log
         self._sync = sync
@@ -525,6 +532,7 @@ class Session:
             values = {**self._log.values, **self._log.evaluate("val", validation, self._updates)}
         self._log.emit(EpochEnded(done, self.epochs, self._updates, values=values))
         self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
+        self._after_epoch(done, values)
         self._log.report_histograms(done, self._updates)
         is_best = is_judged and self._judge(values, f"epoch {done}")
         if not self._is_over and self._callbacks and self._sync.any(self._callbacks.wants_end):

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from scaleflow.interfaces import BY_SIZE, BySplit, Feed, LearnedState, Objective
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
+from scaleflow.interfaces.hooks import WorkerHook
 from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.answer_rules import AnswerRules
@@ -167,6 +168,7 @@ class TrainingSetup:
             the digest of its weights.
         kept: the split whose predictions are kept; None if none are.
         answers: what the validation rows decide, if `evaluation` asks for it.
+        hooks: those of the features that the run uses, by the names of the features.
     """
 
     plan: Plan
@@ -180,6 +182,7 @@ class TrainingSetup:
     facts: RunFacts
     kept: KeptSplit | None = None
     answers: AnswerRules | None = None
+    hooks: Mapping[str, WorkerHook] = field(default_factory=dict)
 
     def explain(self, error: Exception) -> Exception:
         """Returns an error of the training as one that says more: the example that caused it, or what saves memory."""
@@ -308,6 +311,7 @@ class EngineBuilder:
             facts=facts,
             kept=self.kept,
             answers=self.answers,
+            hooks=self.data.hooks,
         )
 
     def _collect_facts(self, doubts: Mapping[str, str]) -> RunFacts:

@@ -37,7 +37,7 @@ from scaleflow.interfaces import (
     Workers,
 )
 from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
-from scaleflow.interfaces.hooks import ReadData
+from scaleflow.interfaces.hooks import ReadData, WorkerHook
 from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
@@ -51,7 +51,14 @@ if TYPE_CHECKING:
 
 
 def make_look(
-    plan: Plan, source: Source, earlier: EarlierState | None, is_resumed: bool, workers: Workers, emit: Emit, late: Emit
+    plan: Plan,
+    hooks: Mapping[str, WorkerHook],
+    source: Source,
+    earlier: EarlierState | None,
+    is_resumed: bool,
+    workers: Workers,
+    emit: Emit,
+    late: Emit,
 ) -> Callable[[Splits], Mapping[str, Any]] | None:
     """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
 
@@ -61,7 +68,6 @@ def make_look(
     known = earlier.state.schema if earlier is not None and is_resumed else {}
     if plan.dataset.check == "none":
         return (lambda splits: known) if known else None
-    hooks = load_hooks(plan, emit)
     if plan.dataset.check == "refuse" and not hooks:
         raise ConfigError("dataset.check=refuse: there is no feature that looks at data; use dataset.check=none")
 
@@ -125,6 +131,8 @@ class PreparedData:
     changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
     sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of that one's model
     late: Sequence[Event] = ()  # what is told after the first examples were read
+    #: Those of the features that the run uses, by the names of the features
+    hooks: Mapping[str, WorkerHook] = dataclasses.field(default_factory=dict)
 
     def divide(self, training: Training) -> PreparedData:
         """Returns the same with global batches of another size."""
@@ -148,8 +156,9 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
     late: list[Event] = []
+    hooks = load_hooks(plan, emit)
     look = make_look(
-        plan, source, earlier, resumed is not None, workers=runtime.worker_sync, emit=emit, late=late.append
+        plan, hooks, source, earlier, resumed is not None, workers=runtime.worker_sync, emit=emit, late=late.append
     )
     sizes = {} if earlier is None else earlier.state.sizes
     folds = find_folds(plan, sizes)
@@ -158,7 +167,7 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     )
     assert splits.learned is not None
     changes = find_changes(plan, splits.learned, emit)
-    return PreparedData(runtime, source, splits, changes=changes, sizes=sizes, late=late)
+    return PreparedData(runtime, source, splits, changes=changes, sizes=sizes, late=late, hooks=hooks)
 
 
 def find_folds(plan: Plan, sizes: Mapping[str, Any]) -> int:

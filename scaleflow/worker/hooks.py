@@ -18,13 +18,16 @@ from scaleflow.worker.failures import guard, is_loss_of_peer
 def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
     """Returns the hooks of the features that a plan uses, by the names of the features.
 
-    A hook that cannot be imported is told in a note.
+    A feature comes after those that it needs. A hook that cannot be imported is told in a note.
     """
     hooks: dict[str, WorkerHook] = {}
     for feature in list_features().values():
         with guard(f"the feature {feature.name}", emit):
             if feature.worker and feature.is_used(plan):
-                hooks[feature.name] = import_named(feature.worker)()
+                hook = import_named(feature.worker)()
+                if not isinstance(hook, WorkerHook):
+                    raise TypeError(f"{feature.worker} is no WorkerHook")
+                hooks[feature.name] = hook
     return hooks
 
 
@@ -61,6 +64,22 @@ def call_at_ready(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.at_ready(run)
+
+
+def make_after_epoch(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> Callable[[int, Mapping[str, float]], None]:
+    """Returns what shows the metrics of each epoch to the hooks that look at them. A hook that fails sees no more."""
+    callees = {name: hook for name, hook in hooks.items() if type(hook).after_epoch is not WorkerHook.after_epoch}
+
+    def call_after_epoch(epoch: int, metrics: Mapping[str, float]) -> None:
+        for name, hook in list(callees.items()):
+            is_failed = True
+            with guard_extra(f"the feature {name}", lambda text: run.emit(Note(text))):
+                hook.after_epoch(run, epoch, {key: float(value) for key, value in metrics.items()})
+                is_failed = False
+            if is_failed:
+                del callees[name]
+
+    return call_after_epoch
 
 
 def call_after_export(hooks: Mapping[str, WorkerHook], run: TrainedRun, step: int) -> None:

@@ -28,7 +28,7 @@ from scaleflow.worker.hooks import (
     call_at_end,
     call_at_ready,
     close_hooks,
-    load_hooks,
+    make_after_epoch,
 )
 from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
 from scaleflow.worker.ready import is_first_report, list_params, report_ready
@@ -49,8 +49,7 @@ def train_model(process: WorkerProcess) -> None:
     trainer = Trainer(process, make_startup_timer(process.spec))
     check_object_store(trainer)
     build_setup(trainer)
-    trainer.hooks = load_hooks(trainer.plan, trainer.emit)
-    call_after_build(trainer.hooks, trainer.run, partial(trainer.setup.export, is_trial=True))
+    call_after_build(trainer.setup.hooks, trainer.run, partial(trainer.setup.export, is_trial=True))
     trainer.worker_sync = make_worker_sync(trainer)
     data_changes = check_resumed_data(trainer)
     trainer.session = make_session(trainer)
@@ -65,11 +64,11 @@ def train_model(process: WorkerProcess) -> None:
         trainer.emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(trainer.setup)
     try:
-        call_at_ready(trainer.hooks, trainer.run)
+        call_at_ready(trainer.setup.hooks, trainer.run)
         with fit_meanwhile(trainer.spec, trainer.emit) as baselines:
             train_and_export(trainer, baselines)
     finally:
-        close_hooks(trainer.hooks, trainer.emit)
+        close_hooks(trainer.setup.hooks, trainer.emit)
 
 
 def wrap_emit(process: WorkerProcess) -> Emit:
@@ -205,6 +204,7 @@ def make_session(trainer: Trainer) -> Session:
         callbacks=setup.callbacks,
         tracer=make_tracer(trainer),
         has_new_data=spec.plan.resume_data == "changed",
+        after_epoch=make_after_epoch(setup.hooks if spec.records else {}, trainer.run),
     )
     if not is_store_address(options.folder):
         manager.check_writable()
@@ -326,7 +326,7 @@ def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
     weights = export_model(trainer)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records:
-        call_after_export(trainer.hooks, trainer.run, result.model_step)
+        call_after_export(setup.hooks, trainer.run, result.model_step)
     if report is not None:
         emit(PhaseBegan("making the report"))
         with guard("the report of the test", emit):
@@ -338,7 +338,7 @@ def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
     if spec.records:
         with guard(FITTED_BASELINES, emit):
             report_baselines(spec.files, baselines, emit, trainer.should_stop, objective=setup.engine.objective)
-        call_at_end(trainer.hooks, trainer.run)
+        call_at_end(trainer.setup.hooks, trainer.run)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit
-from scaleflow.interfaces.hooks import TrainedRun, WorkerHook
+from scaleflow.interfaces.hooks import TrainedRun
 from scaleflow.runs import RunSpec, WorkerProcess
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ class Trainer:
         timer: measures the parts of the start.
         setup: the data, the model and the engine, checked and traced. When the model is trained, it gets what the
             validation rows have decided.
-        hooks: those of the features that the run uses, by the names of the features.
         worker_sync: lets all workers decide the same, and stop together.
         session: the training, at its first step or at its newest checkpoint.
     """
@@ -35,7 +34,6 @@ class Trainer:
     process: WorkerProcess
     timer: StartupTimer | None = None
     setup: TrainingSetup = field(init=False)
-    hooks: Mapping[str, WorkerHook] = field(init=False)
     worker_sync: WorkerSync = field(init=False)
     session: Session = field(init=False)
 

@@ -94,14 +94,13 @@ def look_without_features() -> dict[str, Any]:
         def load(self, split: str) -> Arrays:
             return Arrays(np.ones((200, 2), "float32"), np.ones((200, 1), "float32"))
 
-    worker_hooks.list_features = dict
     found: dict[str, Any] = {}
     for check in ("warn", "none", "refuse"):
         plan = make_plan(compose_config([f"dataset.check={check}", "dataset.validation=null"]), CHECK)
         events: list[Any] = []
         source = Points()
         try:
-            look = make_look(plan, source, None, False, SingleProcess(), events.append, events.append)
+            look = make_look(plan, {}, source, None, False, SingleProcess(), events.append, events.append)
         except ConfigError as error:
             found[check] = str(error)
             continue

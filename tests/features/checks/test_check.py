@@ -272,6 +272,7 @@ def look_twice() -> Any:
     from scaleflow import dataset
     from scaleflow.dataset.batches.splits import SingleProcess
     from scaleflow.features.checks.check import make_check_plan
+    from scaleflow.features.checks.hook import DataChecks
     from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs
     from scaleflow.worker.data import make_look
 
@@ -293,7 +294,7 @@ def look_twice() -> Any:
         notes: list[Any] = []
         changed = replace(plan, dataset=replace(plan.dataset, validation=None, check=check))
         source, arguments = Points(shift), (earlier, earlier is not None, SingleProcess(), notes.append, notes.append)
-        looking = make_look(changed, source, *arguments)
+        looking = make_look(changed, {"checks": DataChecks()}, source, *arguments)
         learned = dataset.prepare_splits(source, changed.dataset, 0, look=looking).learned
         assert learned is not None
         return learned, [each.text for each in notes]
@@ -312,6 +313,7 @@ def look_for_groups(folder: Path) -> dict[str, Any]:
     from scaleflow.dataset.batches.splits import SingleProcess
     from scaleflow.dataset.table import Table
     from scaleflow.features.checks.check import make_check_plan
+    from scaleflow.features.checks.hook import DataChecks
     from scaleflow.interfaces import Split
     from scaleflow.worker.data import make_look
 
@@ -327,7 +329,8 @@ def look_for_groups(folder: Path) -> dict[str, Any]:
         rule = options.get("split", Split("auto"))
         source = Table(str(folder / "visits.csv"), "bought", drop=["customer"], **options)
         changed = replace(plan, dataset=replace(plan.dataset, validation=0.1, split=rule))
-        looking = make_look(changed, source, None, False, SingleProcess(), notes.append, notes.append)
+        hooks = {"checks": DataChecks()}
+        looking = make_look(changed, hooks, source, None, False, SingleProcess(), notes.append, notes.append)
         learned = dataset.prepare_splits(source, changed.dataset, 0, look=looking).learned
         assert learned is not None
         return [each.text for each in notes], learned.schema["together"]
@@ -353,7 +356,7 @@ def test_that_the_data_cannot_be_looked_at_is_told_after_they_were_read(plan: An
     now: list[Any] = []
     late: list[Any] = []
     workers = SimpleNamespace(from_chief=lambda find: find())
-    look = make_look(plan(), None, None, False, workers, emit=now.append, late=late.append)  # type: ignore[arg-type]
+    look = make_look(plan(), {}, None, None, False, workers, emit=now.append, late=late.append)  # type: ignore[arg-type]
     assert look is not None
     look(SimpleNamespace())  # type: ignore[arg-type]
     assert now == []
