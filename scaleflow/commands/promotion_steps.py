@@ -24,7 +24,6 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.comparison import PairedScores, ScoreComparison, count_not_finite, pair_scores
-from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.skills import find_constant_parts, find_useless_skills, measure_skills
 from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, PromotionOptions, find_direction, name_leaves
@@ -32,6 +31,7 @@ from scaleflow.interfaces.directions import NAME_ADVICE
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.pages.html import compose_section, make_page, make_table
 from scaleflow.promotion.decision import (
     LONGEST,
     SLICE,

@@ -13,8 +13,9 @@ from scaleflow.evaluation.collector import EXAMPLE, choose_form
 from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions, find_units
-from scaleflow.evaluation.resampling import CONFIDENCE, Figure, Units
+from scaleflow.evaluation.resampling import CONFIDENCE, Units
 from scaleflow.interfaces import name_leaves, name_metric
+from scaleflow.interfaces.figure import Figure
 
 Array = np.ndarray[Any, Any]
 

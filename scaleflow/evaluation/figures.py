@@ -23,8 +23,9 @@ from scaleflow.evaluation.intervals import (
     find_tied_distances,
 )
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure, count_effective
+from scaleflow.evaluation.resampling import count_effective
 from scaleflow.interfaces import Outputs
+from scaleflow.interfaces.figure import Figure
 from scaleflow.interfaces.quantiles import weighted_quantiles
 
 #: Bins of equal width of the confidence, for the reliability diagram and the calibration error (Guo et al. 2017).

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
-from scaleflow.evaluation.resampling import FEWEST_UNITS, Figure, Units
+from scaleflow.evaluation.resampling import FEWEST_UNITS, Units
 from scaleflow.interfaces import is_smaller_better, name_metric
+from scaleflow.interfaces.figure import Figure, describe_figure
 from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this, probabilities are wrong by so much that decisions suffer.
@@ -117,14 +118,6 @@ def judge_units(units: Units | None) -> Iterator[Finding]:
     """Judges whether there are enough units for the intervals."""
     if units is not None and units.effective < FEWEST_UNITS:
         yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {FEWEST_UNITS}")
-
-
-def describe_figure(figure: Figure) -> str:
-    """Formats a value with its interval: `0.9805 (0.967 to 0.99)`."""
-    if np.isnan(figure.low):
-        return format_number(figure.value)
-    low, high = (f"{end:.3g}" for end in (figure.low, figure.high))
-    return f"{format_number(figure.value)} ({low} to {high})"
 
 
 def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Finding]:

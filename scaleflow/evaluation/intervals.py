@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.evaluation.resampling import CONFIDENCE, Figure, Units, count_effective
+from scaleflow.evaluation.resampling import CONFIDENCE, Units, count_effective
+from scaleflow.interfaces.figure import Figure
 
 #: Ends of the interval of a rate are exact if there are at most this many counts on their side.
 FEW_COUNTS = 3

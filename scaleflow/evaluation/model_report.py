@@ -5,11 +5,9 @@ It shows how the metrics and the learning rate went, the worst mistakes, and the
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
@@ -19,106 +17,18 @@ import numpy as np
 
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.collector import EXAMPLE
-from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units
+from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, judge_units
 from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
 from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
-from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import find_slices
 from scaleflow.interfaces import EvaluationOptions, name_leaves, name_metric
-from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_csv, format_number, to_json
-from scaleflow.pages.charts import STYLE, Chart, Drawing, draw_rates, find_size, to_file
-from scaleflow.serving.cells import decode_text
-
-PAGE_STYLE = """
-body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
-  max-width: 1360px; padding: clamp(10px, 3vw, 24px); }
-h1 { font-size: 24px; margin: 0 0 4px; }
-h2 { font-size: 19px; margin: 32px 0 8px; border-bottom: 1px solid var(--grid); }
-h3 { font-size: 15px; margin: 12px 0 4px; } p { margin: 4px 0 10px; } .faint { color: var(--faint); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
-th, td { padding: 3px 12px 3px 0; text-align: left; vertical-align: top; max-width: 420px; overflow-wrap: break-word; }
-th { border-bottom: 1px solid var(--grid); white-space: nowrap; } .number { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; } tr + tr td { border-top: 1px solid var(--grid); }
-.findings { background: var(--box); border-left: 4px solid var(--bad); padding: 8px 16px; list-style: none;
-  margin: 12px 0; }
-.findings.none { border-color: var(--mark); } .findings li { margin: 4px 0; } .findings b { color: var(--bad); }
-.charts, .side { display: flex; flex-wrap: wrap; gap: 8px 24px; } .side > * { max-width: 100%; }
-figure { margin: 0 0 12px; max-width: 100%; flex-grow: 1; } figure svg, .side svg { width: 100%; height: auto; }
-figcaption { font-size: 13px; color: var(--faint); max-width: 60ch; }
-.grid { display: flex; flex-wrap: wrap; gap: 12px; }
-.cell { width: 120px; font-size: 12px; line-height: 1.35; overflow-wrap: break-word; }
-.cell i { display: block; font-style: normal; border: 1px solid var(--grid); }
-.suspect { border: 1px solid var(--bad); border-radius: 3px; padding: 0 3px; }
-"""
-
-
-def make_page(title: str, about: str, sections: Iterable[str]) -> str:
-    """Returns a page with a heading, a line about it, and sections."""
-    head = f'{GENERATOR}<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    style = f"<style>{STYLE}{PAGE_STYLE}</style>"
-    body = f'<h1>{escape(title)}</h1><p class="faint">{escape(about)}</p>{"".join(sections)}'
-    return f'<!DOCTYPE html><html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
-
-
-def compose_section(title: str, *parts: str) -> str:
-    """Returns a section; empty if it has no parts."""
-    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>" if any(parts) else ""
-
-
-def make_findings(findings: Sequence[Any]) -> str:
-    """Returns the list of findings, each with `text` and `because`."""
-    if not findings:
-        return '<ul class="findings none"><li>No findings.</li></ul>'
-    items = (
-        f"<li><b>{escape(each.rule)}</b>: {escape(each.text)} {make_faint(each.because)}</li>" for each in findings
-    )
-    return f'<ul class="findings">{"".join(items)}</ul>'
-
-
-def make_faint(words: str) -> str:
-    return f'<span class="faint">({escape(words)})</span>' if words else ""
-
-
-def make_charts(drawings: Iterable[Any]) -> str:
-    """Returns charts side by side, each with `title`, `svg` and `caption`."""
-    figures = (
-        f'<figure style="flex-basis:{find_size(each.svg)[0]}px"><h3>{escape(each.title)}</h3>'
-        f'<div class="scroll">{each.svg}</div>'
-        f"<figcaption>{escape(each.caption)}</figcaption></figure>"
-        for each in drawings
-    )
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
-def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Returns a table of some columns of rows, or of all that have a value; empty without rows."""
-    names = columns or list(dict.fromkeys(key for row in rows for key in row))
-    names = [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
-    if not rows or not names:
-        return ""
-    first = {name: next(row[name] for row in rows if row.get(name) not in (None, "")) for name in names}
-    kinds = {name: ' class="number"' if is_figure(value) else "" for name, value in first.items()}
-    head = "".join(f"<th{kinds[name]}>{escape(name.replace('_', ' '))}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(make_cell(row.get(name)) for name in names)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def is_figure(value: Any) -> bool:
-    return isinstance(value, Figure | int | float) and not isinstance(value, bool)
-
-
-def make_cell(value: Any) -> str:
-    if isinstance(value, Figure):
-        return f'<td class="number">{escape("" if math.isnan(value.value) else describe_figure(value))}</td>'
-    if isinstance(value, bool):
-        return f"<td>{'yes' if value else ''}</td>"
-    if isinstance(value, int):
-        return f'<td class="number">{value:,}</td>'
-    if isinstance(value, float):
-        return f'<td class="number">{"" if math.isnan(value) else format_number(value)}</td>'
-    return f"<td>{escape('' if value is None else str(value))}</td>"
-
+from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.formatting import OF_STEPS, format_number, to_json
+from scaleflow.pages.charts import Chart, Drawing, draw_rates, to_file
+from scaleflow.pages.files import to_csv, write_files
+from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table, shorten_value
+from scaleflow.pages.pictures import IN_A_ROW, SIDE, draw_sheet, to_data_address
 
 #: The most metrics that are drawn.
 MOST_METRICS = 4
@@ -160,12 +70,6 @@ def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | 
     caption = "; ".join(texts).capitalize()
     return Drawing(f"curve_{title.replace(' ', '_').replace('/', '_')}", title, chart.to_svg(), caption=caption)
 
-
-#: Pixels of the side of a picture in the contact sheet, and pictures of a row of it.
-SIDE, IN_A_ROW = 96, 8
-
-#: The most characters of a text.
-MOST_LETTERS = 400
 
 Array = np.ndarray[Any, Any]
 
@@ -224,40 +128,6 @@ def add_inputs(rows: Sequence[Row], reader: InputReader) -> bytes | None:
     return draw_sheet([pictures[at[row[EXAMPLE]]] for row in rows])
 
 
-def shorten_value(value: Any) -> Any:
-    """Returns a value for a table: a number, or a text that is cut."""
-    if isinstance(value, bytes | str) or value is None:
-        words = decode_text(value)
-        return words if len(words) <= MOST_LETTERS else words[: MOST_LETTERS - 1] + "\u2026"
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def draw_sheet(pictures: Iterable[Array], in_a_row: int = IN_A_ROW) -> bytes:
-    """Returns a contact sheet of pictures [height, width, channels] uint8 as PNG."""
-    from PIL import Image
-
-    cells = [resize_picture(each) for each in pictures]
-    sheet = Image.new("RGB", (SIDE * min(in_a_row, len(cells)), SIDE * math.ceil(len(cells) / in_a_row)))
-    for n, cell in enumerate(cells):
-        sheet.paste(cell, (n % in_a_row * SIDE, n // in_a_row * SIDE))
-    content = io.BytesIO()
-    sheet.save(content, "PNG")
-    return content.getvalue()
-
-
-def resize_picture(picture: Array) -> Any:
-    from PIL import Image
-
-    pixels = picture[..., 0] if picture.shape[-1] in (1, 2) else picture[..., :3]
-    image = Image.fromarray(pixels).convert("RGB")
-    scale = SIDE / max(image.size)
-    size = [max(1, round(side * scale)) for side in image.size]
-    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    cell = Image.new("RGB", (SIDE, SIDE))
-    cell.paste(image.resize(size, how), ((SIDE - size[0]) // 2, (SIDE - size[1]) // 2))
-    return cell
-
-
 def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
     """Returns pictures whose parts are the darker, the less they mattered."""
     dimmed = []
@@ -266,11 +136,6 @@ def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
         factors = 0.15 + 0.85 * grid[places[0]][:, places[1]]
         dimmed.append((picture * factors[..., None]).astype(np.uint8))
     return dimmed
-
-
-def to_data_address(content: bytes) -> str:
-    """Returns a PNG file as an address that a page can use without loading anything."""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 #: The most examples whose inputs are read to divide them into slices: of more, the first ones that are kept.
@@ -379,13 +244,6 @@ def list_slices(
     sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
     slices = [row for each in sliced for row in find_slices(predictions, each, columns, read=read, count=count)]
     return sorted(slices, key=lambda row: not row["is_weak"])
-
-
-def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def add_own_figures(
@@ -594,16 +452,3 @@ def describe_metrics(
             for each in analyses
         },
     }
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows as CSV. A figure has three columns: its value, and the ends of its interval."""
-    flat = []
-    for row in rows:
-        cells: Row = {}
-        for name, value in row.items():
-            names = (name, f"{name}_low", f"{name}_high")
-            cells |= dict(zip(names, value, strict=True)) if isinstance(value, Figure) else {name: value}
-        flat.append({name: "" if value != value else value for name, value in cells.items()})  # no NaN
-    head = list(dict.fromkeys(name for row in flat for name in row))
-    return format_csv(head, ([row.get(name) for name in head] for row in flat))

@@ -35,8 +35,8 @@ from scaleflow.evaluation.figures import (
     sum_bins,
 )
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import Outputs, is_smaller_better
+from scaleflow.interfaces.figure import Figure
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.quantiles import average_pinball_losses
 from scaleflow.pages.charts import Chart, Drawing, draw_confusion_matrix, draw_rates

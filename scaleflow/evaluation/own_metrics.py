@@ -17,9 +17,10 @@ from scaleflow.evaluation.figures import Vectors, read_classes
 from scaleflow.evaluation.intervals import find_quantile
 from scaleflow.evaluation.outputs import read_vectors
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import CONFIDENCE, Figure, Resamples, find_percentiles
+from scaleflow.evaluation.resampling import CONFIDENCE, Resamples, find_percentiles
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.config import METRIC_WEIGHTS
+from scaleflow.interfaces.figure import Figure
 
 Array = np.ndarray[Any, Any]
 Metrics = Mapping[str, Callable[..., Any]]

@@ -73,14 +73,6 @@ def find_percentiles(confidence: float, count: float | None = None) -> tuple[flo
     return tail, 100 - tail
 
 
-class Figure(NamedTuple):
-    """A value, and the ends of its 95 % interval; NaN if there are none."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-
 class Resamples:
     """Draws all rows again, or leaves a part of them out.
 

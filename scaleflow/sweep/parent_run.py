@@ -21,6 +21,7 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
 from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.figure import describe_figure
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import answer_run
@@ -35,6 +36,8 @@ from scaleflow.launcher.recording.description import (
     join_parts,
 )
 from scaleflow.launcher.recording.recorder import CommandRun
+from scaleflow.pages.files import to_csv, write_files
+from scaleflow.pages.html import compose_section, make_page, make_table
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import make_run_tags, write_run_tags
@@ -62,7 +65,6 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
-    from scaleflow.evaluation.model_report import compose_section, make_page, make_table, to_csv, write_files
 
     named = []
     for label, job in [each for each in jobs if each[1].is_finished][:MOST_COMPARED]:
@@ -135,8 +137,6 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
 
 def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
     """Returns a line about the second best job; empty if it is not compared."""
-    from scaleflow.evaluation.findings import describe_figure
-
     row = next((row for row in rows if row["model"] == label and "difference" in row), None)
     if row is None:
         return ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import Arrays, name_leaves
+from scaleflow.pages.pictures import draw_sheet
 
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
@@ -26,7 +27,6 @@ def write_sheet(feed: Any, splits: Splits, words: Mapping[str, Sequence[str]], f
     import numpy as np
 
     from scaleflow.dataset import sample_rows
-    from scaleflow.evaluation.model_report import draw_sheet
 
     sample = sample_rows(splits.train, 2 * EXAMPLES, splits.transforms, reads_first=True)
     sample = sample.map(lambda values: values[np.arange(2 * EXAMPLES) % len(values)])

@@ -73,8 +73,8 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
     import numpy as np
 
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
-    from scaleflow.evaluation.resampling import Figure
     from scaleflow.evaluation.slices import score_column
+    from scaleflow.interfaces.figure import Figure
 
     columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))

@@ -17,7 +17,8 @@ from scipy import special, stats
 
 from scaleflow.evaluation.figures import Classes, measure_classes, measure_one
 from scaleflow.evaluation.intervals import Intervals, bound_rates, find_quantile
-from scaleflow.evaluation.resampling import Figure, Units
+from scaleflow.evaluation.resampling import Units
+from scaleflow.interfaces.figure import Figure
 
 Array = np.ndarray[Any, Any]
 Figures = Mapping[str, Figure]

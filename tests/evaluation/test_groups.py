@@ -20,8 +20,9 @@ from scaleflow.evaluation.figures import measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import GROUP, TIME, Predictions, load_predictions
-from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, number_blocks
+from scaleflow.evaluation.resampling import BLOCKS, Resamples, Units, number_blocks
 from scaleflow.evaluation.slices import find_slices
+from scaleflow.interfaces.figure import Figure
 from tests.conftest import Command
 from tests.evaluation.made import BINARY, CLASSES, Reader, draw_values, make_predictions, report_in
 

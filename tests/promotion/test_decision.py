@@ -17,8 +17,9 @@ from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, ScoreComparison
 from scaleflow.evaluation.predictions import GROUP, Predictions
-from scaleflow.evaluation.resampling import Figure, Units
+from scaleflow.evaluation.resampling import Units
 from scaleflow.interfaces import PromotionOptions
+from scaleflow.interfaces.figure import Figure
 from scaleflow.promotion import decision as decision_module
 from scaleflow.promotion.decision import (
     Condition,

@@ -8,19 +8,11 @@ import numpy as np
 
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
 from scaleflow.dataset.schema import SplitSample, make_schema
-from scaleflow.evaluation.model_report import (
-    compose_section,
-    draw_sheet,
-    make_charts,
-    make_findings,
-    make_page,
-    make_table,
-    shorten_value,
-    to_data_address,
-)
 from scaleflow.features.checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.pages.charts import Drawing, shorten_name, text, wrap_svg
+from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table, shorten_value
+from scaleflow.pages.pictures import draw_sheet, to_data_address
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.
 MOST_CHARTS, MOST_CLASSES, MOST_BARS = 24, 6, 12

@@ -1,0 +1,21 @@
+"""A measured value with its interval, and how it is written."""
+
+import math
+from typing import NamedTuple
+
+from scaleflow.interfaces.formatting import format_number
+
+
+class Figure(NamedTuple):
+    """A value, and the ends of its 95 % interval; NaN if there are none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+def describe_figure(figure: Figure) -> str:
+    """Formats a value with its interval: `0.9805 (0.967 to 0.99)`."""
+    if math.isnan(figure.low):
+        return format_number(figure.value)
+    return f"{format_number(figure.value)} ({figure.low:.3g} to {figure.high:.3g})"

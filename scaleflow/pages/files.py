@@ -1,0 +1,41 @@
+"""Writes pages, and the tables beside them as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.formatting import format_csv
+
+
+def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """Writes files into a folder, by their names, which may contain one folder more. Raises OSError."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as CSV. A figure has three columns: its value, and the ends of its interval. NaN is empty."""
+    flat = [split_figures(row) for row in rows]
+    head = list(dict.fromkeys(name for row in flat for name in row))
+    return format_csv(head, ([row.get(name) for name in head] for row in flat))
+
+
+def split_figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the cells of a row of a CSV file."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Figure):
+            cells[name] = value.value
+            cells[f"{name}_low"] = value.low
+            cells[f"{name}_high"] = value.high
+        else:
+            cells[name] = value
+    for name, value in cells.items():
+        if value != value:  # NaN
+            cells[name] = ""
+    return cells
