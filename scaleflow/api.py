@@ -203,8 +203,8 @@ def run(
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
 
     Raises:
-        ConfigError: if the config cannot work, if the run was stopped before it was ready, or if the search for
-            `training.batch_size=auto` failed. There is no run then, except for that of the search.
+        ConfigError: if the config cannot work, if the run was stopped before it was ready, or if a search for a value
+            before the run failed. There is no run then, except for that of the search.
         RunFailed: if the run began and failed.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the run is recorded.
     """

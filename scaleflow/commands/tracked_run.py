@@ -14,7 +14,7 @@ from scaleflow.config.plan import set_values
 from scaleflow.config.policies import EVALUATE, Policy
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import Plan, Tracking, name_command
+from scaleflow.interfaces import BY_SIZE, Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, PhaseBegan, RunEnded, RunRefused
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
@@ -118,8 +118,11 @@ def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> P
     """
     values = {"dataset.shards": 1, **({"dataset.limit": None} if takes_all else {})}  # its shards are for workers
     plan = make_plan(composed.set(values), EVALUATE)
-    if plan.training.batch_size == "auto":
-        raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
+    batch_size = plan.training.batch_size
+    if not isinstance(batch_size, int) and batch_size != BY_SIZE:
+        raise ConfigError(
+            f"training.batch_size={batch_size}: an evaluation needs a number, such as training.batch_size=32"
+        )
     return plan
 
 

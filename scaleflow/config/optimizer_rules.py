@@ -1,8 +1,7 @@
-"""The rules about the optimizer, what is searched before a run, and limits of time."""
+"""The rules about the optimizer and limits of time."""
 
 from collections.abc import Sequence
 
-from scaleflow.config.device_rules import runs_elsewhere
 from scaleflow.interfaces import Plan, Rule, parse_duration
 
 
@@ -23,38 +22,6 @@ def is_lowered_by_validation(plan: Plan) -> bool:
 NO_TIME = "this is no time", "write 600 for seconds, or 10m, 2h, 1d"
 
 OPTIMIZER_RULES: Sequence[Rule] = (
-    Rule(
-        "training.batch_size=auto & training.global_batch_size!=null",
-        "the global batch size leaves nothing to find",
-        "leave training.global_batch_size null, or training.batch_size at its default",
-    ),
-    Rule(
-        "training.batch_size=auto & strategy=parameter_server",
-        "its workers do not take steps together, so a trial cannot measure one",
-        "set a number, or use another strategy",
-    ),
-    Rule(
-        "training.batch_size=auto",
-        "the trials before the run use this machine only",
-        "use cluster=local, or set a number",
-        keys=("training.batch_size", "cluster"),
-        only_if=runs_elsewhere,
-    ),
-    Rule(
-        "training.batch_size=auto & debug.inline",
-        "the trials and the run each need a process of their own",
-        "set a number",
-    ),
-    Rule(
-        "optimizer.learning_rate=auto & debug.inline",
-        "the trials and the run each need a process of their own",
-        "set a number",
-    ),
-    Rule(
-        "training.batch_size=auto & debug.fast",
-        "one step needs no fast batch",
-        "set a number",
-    ),
     Rule(
         "optimizer.schedule in step|cosine_restarts & optimizer.step_every=null",
         "the schedule needs the number of updates between two changes: a multiplication by optimizer.step_factor, or "

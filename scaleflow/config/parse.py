@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
-from scaleflow.interfaces.features import list_sections
+from scaleflow.interfaces.features import list_placeholders, list_sections
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: The patience of `training.early_stopping=auto`. On 17 public tables, four seeds each, `model=tabular` would have
@@ -48,7 +48,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
             raise dotted_key_error(f"{key}.{name}", name)
     if others and not has_target:
         raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in (*known, *of_features)])
-    hints = type_hints(typing.cast(Any, cls))
+    hints = list_key_types(typing.cast(Any, cls), key)
     values: dict[str, Any] = {"target": parse_target(others, key)} if has_target else {}
     for name, value in section.items():
         if name in known:
@@ -74,6 +74,30 @@ def parse_target(section: Mapping[str, Any], key: str) -> Target:
 def type_hints(cls: Any) -> Mapping[str, Any]:
     """Returns the types of a dataclass's fields. Cached, since the tests parse thousands of configs."""
     return typing.get_type_hints(cls)
+
+
+@functools.cache
+def list_key_types(cls: Any, section: str) -> Mapping[str, Any]:
+    """Returns the types of the keys of a section of the config, with the placeholders that features have for them."""
+    types_by_name = dict(type_hints(cls))
+    for placeholder in list_placeholders():
+        group, _, name = placeholder.key.partition(".")
+        if group == section and name in types_by_name:
+            types_by_name[name] = add_word(types_by_name[name], placeholder.word)
+    return types_by_name
+
+
+def add_word(hint: Any, word: str) -> Any:
+    """Returns a type that also has a word as its value."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    words = [word]
+    others = []
+    for option in options:
+        if get_origin(option) is Literal:
+            words += get_args(option)
+        else:
+            others.append(option)
+    return Union[(*others, Literal[tuple(sorted(words))])]
 
 
 def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any] = {}) -> Any:

@@ -30,9 +30,8 @@ from scaleflow.config.trust import check_trusted_targets
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
-from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
-from scaleflow.interfaces.features import list_features, list_sections
-from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
+from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training
+from scaleflow.interfaces.features import import_named, list_features, list_sections
 from scaleflow.interfaces.versions import to_series
 
 #: For each: the package and the first version that can, the key, when a plan needs it, and what works instead.
@@ -264,11 +263,9 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     key, the value and what would work.
     """
     check_rules(plan)
-    if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
-        size = choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE)
-        plan = set_values(plan, {"training.batch_size": size})
-    if plan.optimizer.learning_rate == "auto":
-        check_trial(leave_schedule_out(plan), RateTest(), f"{RateTest.key}=auto")
+    for feature in list_features().values():
+        if feature.fill_in and feature.is_used(plan):
+            plan = import_named(feature.fill_in)(plan)
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
@@ -301,58 +298,6 @@ def find_batch_multiple(plan: Plan) -> int:
     parts = count_synchronous_workers(plan) * plan.training.accumulate * (plan.strategy.replicas if is_pipeline else 1)
     shards = plan.dataset.shards // math.gcd(plan.dataset.shards, parts)
     return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
-
-
-def leave_schedule_out(plan: Plan) -> Plan:
-    """Returns a plan with a low, constant learning rate, as a test of the rate begins with."""
-    constant = {"schedule": "constant", "warmup_steps": 0, "plateau": None, "learning_rate": RateTest().low}
-    return set_values(plan, {f"optimizer.{name}": value for name, value in constant.items()})
-
-
-def check_trial(plan: Plan, trial: Trial, what: str = "") -> None:
-    """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does.
-
-    `what` is what asks for the trial; empty: `scaleflow find`.
-    """
-    what = what or f"{name_command('find')} {trial.name}"
-    obstacles = {
-        f"strategy={plan.strategy.name}": (
-            plan.strategy.has_coordinator,
-            "its workers do not take steps together; use another strategy",
-        ),
-        f"cluster={plan.cluster.name}": (
-            not find_engine(plan.cluster).is_local,
-            "a trial runs on this machine; use cluster=local",
-        ),
-        f"profiler={plan.profiler.name}": (bool(plan.profiler.windows), "a trial is not traced; use profiler=none"),
-        "debug.fast=true": (plan.debug.fast, "a trial needs more than one step; leave it false"),
-    }
-    if isinstance(trial, RateTest):
-        obstacles |= {
-            f"training.batch_size={plan.training.batch_size}": (
-                plan.training.batch_size == "auto",
-                f"the rate depends on the batch size; find that first, with {name_command('find')} batch_size",
-            ),
-            f"optimizer.schedule={plan.optimizer.schedule}": (
-                plan.optimizer.schedule != "constant",
-                "the test has a schedule of its own; use optimizer.schedule=constant here",
-            ),
-            f"optimizer.warmup_steps={plan.optimizer.warmup_steps}": (
-                plan.optimizer.warmup_steps > 0,
-                "the test has a schedule of its own; use optimizer.warmup_steps=0 here",
-            ),
-            f"training.engine={plan.training.engine}": (
-                plan.training.engine == "fit",
-                "Keras's fit does not change the rate at each step; use training.engine=loop",
-            ),
-            "training.callbacks": (
-                bool(plan.training.callbacks),
-                "callbacks may change the rate, too; use training.callbacks=null here",
-            ),
-        }
-    for setting, (applies, why) in obstacles.items():
-        if applies:
-            raise ConfigError(f"{setting} with {what}: {why}")
 
 
 def apply_restore_best(plan: Plan) -> Plan:
@@ -428,9 +373,12 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
     if training.global_batch_size is None:
         if training.batch_size == BY_SIZE:
             return Batching(1, training.accumulate, replicas)  # until the examples are counted
-        if training.batch_size == "auto":
-            raise ConfigError("training.batch_size=auto: this command needs a number, such as training.batch_size=32")
-        return Batching(training.batch_size, training.accumulate, replicas)
+        size = training.batch_size
+        if not isinstance(size, int):
+            raise ConfigError(
+                f"training.batch_size={size}: this command needs a number, such as training.batch_size=32"
+            )
+        return Batching(size, training.accumulate, replicas)
     parts = replicas * training.accumulate
     size, remainder = divmod(training.global_batch_size, parts)
     if (remainder or not size) and is_resumed:

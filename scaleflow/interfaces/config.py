@@ -230,7 +230,7 @@ class Optimizer:
     """`optimizer`: a Keras optimizer, and the learning rate that is computed for it."""
 
     target: Target
-    learning_rate: float | Literal["auto"] = field(default=0.001, metadata={"above": 0.0})
+    learning_rate: float = field(default=0.001, metadata={"above": 0.0})
     schedule: (
         Literal["constant", "cosine", "step", "linear", "polynomial", "exponential", "one_cycle", "cosine_restarts"]
         | Literal["plateau"]
@@ -248,12 +248,6 @@ class Optimizer:
     no_decay: list[str] | None = None
     clip_value: float | None = field(default=None, metadata={"above": 0.0})
     ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
-
-    @property
-    def rate(self) -> float:
-        """`learning_rate`, which a run begins with as a number."""
-        assert self.learning_rate != "auto", "it is searched before"
-        return self.learning_rate
 
     @property
     def watched(self) -> Plateau | None:
@@ -302,7 +296,7 @@ class Training:
     """`training`: how long the run trains, and how its batches are divided. A step is one optimizer update."""
 
     epochs: int | Literal["by_size"] = field(default=20, metadata={"at_least": 1})
-    batch_size: int | Literal["auto", "by_size"] = field(default=32, metadata={"at_least": 1})
+    batch_size: int | Literal["by_size"] = field(default=32, metadata={"at_least": 1})
     global_batch_size: int | None = field(default=None, metadata={"at_least": 1})
     accumulate: int = field(default=1, metadata={"at_least": 1})
     clip_norm: float | None = field(default=None, metadata={"above": 0.0})

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from scaleflow.interfaces.clock import CLOCK
+from scaleflow.interfaces.features import import_feature_events
 
 #: How a run ended, in MLflow's words.
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -32,9 +34,14 @@ class Event:
     #: When it happened, in milliseconds since the epoch
     time: int = field(default_factory=lambda: int(CLOCK.read() * 1000), kw_only=True)
 
-    def __init_subclass__(cls, event: str) -> None:
-        cls.event = event
-        KINDS[event] = dataclass(frozen=True)(cls)
+    def __init_subclass__(cls, event: str = "") -> None:
+        if event:  # otherwise it is a base of several kinds
+            cls.event = event
+            KINDS[event] = dataclass(frozen=True)(cls)
+
+    def list_tags(self) -> Mapping[str, str]:
+        """Returns the tags of the run in the store that the event sets."""
+        return {}
 
 
 #: Receives the events of a worker.
@@ -95,6 +102,9 @@ class TagsSet(Event, event="tags"):
     """Tags of the run have new values."""
 
     values: Mapping[str, str]
+
+    def list_tags(self) -> Mapping[str, str]:
+        return self.values
 
 
 class DescriptionSet(Event, event="description"):
@@ -189,18 +199,28 @@ class ArtifactWritten(Event, event="artifact"):
     folder: str | None = None
 
 
-class SettingFound(Event, event="found"):
-    """A trial has found a value of a key. Its figures are in a CSV file."""
+class TaskResult(Event):
+    """The result of a task that trains no model, with a table of figures. Each kind is an event of a feature."""
 
-    key: str
-    value: float
-    reason: str  # why this value
-    path: str
+    def describe(self) -> str:
+        """Returns a sentence for the description of the run, in Markdown."""
+        raise NotImplementedError
 
-    @property
-    def word(self) -> str:
-        """The override to type."""
-        return f"{self.key}={int(self.value) if float(self.value).is_integer() else self.value}"
+    def list_rows(self) -> list[tuple[str, str]]:
+        """Returns rows for the last lines of the command, each with its label."""
+        raise NotImplementedError
+
+    def to_values(self) -> dict[str, Any]:
+        """Returns values for the object of `--json`."""
+        raise NotImplementedError
+
+    def find_table(self) -> str:
+        """Returns the path of the CSV file with the figures, as it was when the event was emitted."""
+        raise NotImplementedError
+
+    def draw(self, table: Path) -> Path:
+        """Draws the figures next to their table, and returns the path of the picture. The launcher calls it."""
+        raise NotImplementedError
 
 
 class DatasetDescribed(Event, event="data"):
@@ -270,6 +290,9 @@ class FormatExported(Event, event="format"):
     examples: int = 0
     error: str = field(default="", metadata=MASKED)  # why the format is not good, and was removed; empty if it is
 
+    def list_tags(self) -> Mapping[str, str]:
+        return {f"scaleflow.export.{self.name}": self.error or "good"}
+
 
 class FaultReported(Event, event="fault"):
     """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
@@ -301,7 +324,10 @@ def to_fields(event: Event) -> dict[str, Any]:
 
 def parse_event(line: Mapping[str, Any]) -> Event | None:
     """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it has other fields."""
-    kind = KINDS.get(str(line.get("event")))
+    name = str(line.get("event"))
+    if name not in KINDS:
+        import_feature_events()
+    kind = KINDS.get(name)
     if kind is None:
         return None
     try:

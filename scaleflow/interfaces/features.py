@@ -48,6 +48,30 @@ class Command:
     config_group: str = ""  # the config group of the files that it reads, if no run has this group
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placeholder:
+    """A word that a key can have in place of a value, until a feature has found the value before the run."""
+
+    key: str  # `GROUP.KEY`
+    word: str
+    command: str  # what is typed after `scaleflow` to find the value alone
+
+    def is_in(self, config: Mapping[str, Any]) -> bool:
+        """Whether the key has the word in a config."""
+        group, _, name = self.key.partition(".")
+        section = config.get(group)
+        return isinstance(section, Mapping) and section.get(name) == self.word
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntrainedRuns:
+    """The runs of a feature's tasks that train no model, so that they can neither be resumed nor repeated exactly."""
+
+    param: str  # the param that only these runs have; its value is typed after the command
+    command: str  # what makes such a run, as it is typed after `scaleflow`
+    work: str  # what the runs did, for messages: `looked for a setting`
+
+
 def is_always_used(plan: Plan) -> bool:
     return True
 
@@ -79,11 +103,27 @@ class Feature:
     #: What checks in the launcher whether this machine can do what a plan asks for, as "module:NAME" of a function that
     #: takes the plan. It raises ConfigError if not. No TensorFlow.
     check: str = ""
+    #: Words that keys can have in place of a value. Without the feature they are refused.
+    placeholders: Sequence[Placeholder] = ()
+    #: What checks a config with placeholders, as "module:NAME" of a function that takes the plan. It returns the plan
+    #: with values in their places, with which the rest is checked. It raises ConfigError if no value can be found.
+    fill_in: str = ""
+    #: What comes before a run that trains, such as other runs that find the values of placeholders, as "module:NAME" of
+    #: a function. It takes the `PreparedRun`, a function that launches another run and returns its `Outcome`, and the
+    #: `StopRequest` of the command. It returns the run, whose config it may change; or an `Outcome`, which ends the
+    #: command without a run. A ConfigError refuses the run. No TensorFlow.
+    before_run: str = ""
+    #: Modules that define the kinds of its events.
+    events: Sequence[str] = ()
+    untrained_runs: UntrainedRuns | None = None
+    #: Names of tables that it writes at the top of a run's folder, and that are artifacts of the run. Pictures of them
+    #: have the same names with another suffix.
+    run_files: Sequence[str] = ()
     #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
     launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
-    #: Returns whether a plan uses the feature. If not, the modules of its hooks and of its check are not imported.
+    #: Returns whether a plan uses the feature. If not, its hooks and checks are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
     #: Other features that it imports. Without them, it is skipped.
@@ -161,6 +201,36 @@ def list_sections() -> Mapping[str, Sequence[type]]:
         if feature.section is not None:
             sections.setdefault(feature.group or feature.name, []).append(feature.section)
     return sections
+
+
+def list_placeholders() -> list[Placeholder]:
+    return [placeholder for feature in list_features().values() for placeholder in feature.placeholders]
+
+
+def find_placeholders(config: Mapping[str, Any]) -> list[Placeholder]:
+    """Returns the placeholders that a config has."""
+    return [placeholder for placeholder in list_placeholders() if placeholder.is_in(config)]
+
+
+def find_untrained_runs(params: Mapping[str, Any]) -> UntrainedRuns | None:
+    """Returns the kind of untrained runs that a run with these params is of; None if it trains a model."""
+    for feature in list_features().values():
+        runs = feature.untrained_runs
+        if runs is not None and runs.param in params:
+            return runs
+    return None
+
+
+@cache
+def import_feature_events() -> None:
+    """Imports the modules that define the events of features, which makes their kinds known."""
+    for feature in list_features().values():
+        for module in feature.events:
+            import_module(module)
+
+
+def list_run_files() -> list[str]:
+    return [name for feature in list_features().values() for name in feature.run_files]
 
 
 def list_conf_folders() -> list[Path]:

@@ -1,10 +1,9 @@
 """Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended.
 
-`training.batch_size=auto` is searched in a run of its own before, which sets it in the config of the run.
+Features may come before it: `Feature.before_run`.
 """
 
 import contextlib
-import itertools
 import math
 import os
 import pkgutil
@@ -12,7 +11,6 @@ import shlex
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,13 +32,13 @@ from scaleflow.config.compose import (
     read_composed_config,
 )
 from scaleflow.config.interpolations import keep_values, nest_paths
-from scaleflow.config.plan import leave_schedule_out
 from scaleflow.config.policies import NEW, TRAIN
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.clock import CLOCK
-from scaleflow.interfaces.events import Event, SettingFound
+from scaleflow.interfaces.events import Event
+from scaleflow.interfaces.features import Feature, import_named, list_features
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -48,11 +46,10 @@ from scaleflow.interfaces.secret_masking import (
     mask_secrets,
     remember_secrets,
 )
-from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
-from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, to_printable
+from scaleflow.launcher.command_exit import REFUSED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.objects import keep_model_file, list_size_notes
-from scaleflow.launcher.prepare import PreparedRun, make_plan, note_copies, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import GRACE_SECONDS, StopRequest, catch_stop_signals
@@ -65,69 +62,12 @@ from scaleflow.launcher.run_end import EndTask, finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder import replace_json
-from scaleflow.runs.folder_use import check_folder, create_folder, remove_created
+from scaleflow.runs.folder_use import check_folder, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
 from scaleflow.tracking.active_run import ActiveRun, find_active_run
 from scaleflow.tracking.connection import format_store_error
-from scaleflow.worker.tasks import FindSetting
-
-
-def choose_trial(plan: Plan) -> Trial | None:
-    """Returns the trial that a run needs before it, the batch size first; None if it needs none."""
-    if plan.training.batch_size == "auto":
-        return BatchSearch()
-    return RateTest() if plan.optimizer.learning_rate == "auto" else None
-
-
-def make_search(run: PreparedRun, trial: Trial) -> PreparedRun:
-    """Returns the run that searches a setting for another run, and makes its folder beside that run's.
-
-    Raises ConfigError if the folder cannot be made.
-    """
-    try:
-        folder = name_search_folder(run.spec.folder, trial)
-        create_folder(folder)
-    except (OSError, ValueError) as error:  # no permission, a name that is too long, no name
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"hydra.run.dir={run.spec.folder}: {trial.key}=auto needs a folder beside it, which cannot be made "
-            f"({why}); choose another folder"
-        ) from error
-    plan = leave_schedule_out(run.spec.plan) if isinstance(trial, RateTest) else run.spec.plan
-    return replace(run, spec=replace(run.spec, plan=plan, task=FindSetting(trial), folder=folder))
-
-
-def name_search_folder(folder: Path, trial: Trial) -> Path:
-    """Returns a new folder: the run of an earlier search may have been refused, so its folder may still exist."""
-    suffix = f"-{trial.key.partition('.')[2].replace('_', '-')}"
-    names = itertools.chain([suffix], (f"{suffix}-{number}" for number in itertools.count(2)))
-    return next(path for name in names if not (path := folder.with_name(folder.name + name)).exists())
-
-
-def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
-    """Returns the run with the found setting in its config.
-
-    Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
-    setting cannot work with the number.
-    """
-    is_rate, tag = found.key == RateTest.key, f"scaleflow.{found.key.partition('.')[2]}"
-    composed = run.composed.set({found.key: found.value if is_rate else int(found.value)})
-    plan = make_plan(composed)
-    tags = {**run.spec.tags, tag: f"auto: {found.word}, {found.reason}"}
-    if run_id := search.spec.files.read_record().get("run_id"):
-        tags[f"{tag}.run"] = run_id
-    source, copied = (
-        each.learning_rates if is_rate else each.batch_sizes for each in (search.spec.files, run.spec.files)
-    )
-    with contextlib.suppress(OSError):  # the search has them, too
-        shutil.copyfile(source, copied)
-    word = found.word.partition(".")[2]
-    label = run.spec.label.replace(f"{word.partition('=')[0]}=auto", word)
-    spec = replace(run.spec, plan=plan, label=label, tags=tags, started=time.time())
-    return replace(run, spec=spec, composed=composed)
-
 
 #: Keys that the script sets itself, or that apply only to this command.
 SCRIPT_KEYS = ("cluster.submit", "cluster.workers", "hydra.run.dir")
@@ -234,8 +174,8 @@ def answer_run(folder: Path) -> dict[str, Any]:
     if not run.is_ready:
         return {}
     values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}
-    found = {} if run.found is None else {"found": {"word": run.found.word, "reason": run.found.reason}}
-    return {**values, **found, "folder": str(folder.absolute()), "error": run.error or None}
+    result = {} if run.result is None else run.result.to_values()
+    return {**values, **result, "folder": str(folder.absolute()), "error": run.error or None}
 
 
 def launch_run(
@@ -247,9 +187,7 @@ def launch_run(
     on_event: Callable[[Event], None] | None = None,
     facts: LaunchFacts | None = None,
 ) -> Outcome:
-    """Runs a prepared run, whose folder exists and can be written, from start to end.
-
-    With `training.batch_size=auto` or `optimizer.learning_rate=auto`, a search for it runs before.
+    """Runs a prepared run, whose folder exists and can be written, from start to end, after what features do before it.
 
     Args:
         adopts: whether the run continues one that the environment names.
@@ -264,9 +202,39 @@ def launch_run(
     Raises:
         ConfigError: if the run cannot begin.
     """
+    features = find_features_before(run.spec)
+    with contextlib.ExitStack() as resources:
+        if features:
+            if stop is None:
+                stop = resources.enter_context(catch_stop_signals())
+            try:
+                if not run.resume_number:
+                    refuse_used_folder(run.spec)
+                if run.spec.server is None and not run.spec.plan.debug.inline:
+                    server = resources.enter_context(start_fork_server())  # all runs of this command share it
+                    run = replace(run, spec=replace(run.spec, server=server))
+                completed = complete_run(run, features, stop)
+            except ConfigError:
+                remove_created(run.spec.folder)
+                raise
+            if isinstance(completed, Outcome):
+                remove_created(run.spec.folder)
+                return completed
+            run = completed
+        return launch_completed_run(run, adopts=adopts, stop=stop, display=display, on_event=on_event, facts=facts)
+
+
+def launch_completed_run(
+    run: PreparedRun,
+    *,
+    adopts: bool,
+    stop: StopRequest | None,
+    display: Display | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    facts: LaunchFacts | None = None,
+) -> Outcome:
+    """Runs a run that needs nothing before it. The arguments are those of `launch_run`."""
     spec = run.spec
-    if spec.task.trains and (trial := choose_trial(spec.plan)) is not None:
-        return launch_after_search(run, trial, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     if spec.parent is None:
         CLOCK.begin(at_least=spec.started)
@@ -306,31 +274,25 @@ def list_notes(run: PreparedRun, active: ActiveRun | None) -> list[str]:
     return [*run.composed.notes, *(active.notes if active is not None else ())]
 
 
-def launch_after_search(run: PreparedRun, trial: Trial, stop: StopRequest | None) -> Outcome:
-    """Finds a setting in a run of its own, then runs the run with it. Raises ConfigError if it cannot begin."""
-    with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
-        try:
-            refuse_used_folder(run.spec)
-            search = make_search(run, trial)
-            with contextlib.nullcontext(run.spec.server) if run.spec.server else start_fork_server() as server:
-                outcome = launch_run(share_server(search, server), adopts=False, stop=stop)
-                state = RunState.read(search.spec.folder)
-                if state.found is not None and outcome.code == FINISHED and not stop.is_set():
-                    return launch_run(share_server(use_found(run, search, state.found), server), stop=stop)
-        except ConfigError:
-            remove_created(run.spec.folder)
-            raise
-    remove_created(run.spec.folder)
-    error = outcome.error
-    if state.is_ready and not error:
-        how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
-        text = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
-        error = to_printable(str(mask_secrets(text)))
-    return Outcome(stop.exit_code if stop.is_set() else outcome.code, error=error)
+def find_features_before(spec: RunSpec) -> list[Feature]:
+    """Returns the features that do something before a run that trains."""
+    if not spec.task.trains:
+        return []
+    return [feature for feature in list_features().values() if feature.before_run and feature.is_used(spec.plan)]
 
 
-def share_server(run: PreparedRun, server: str) -> PreparedRun:
-    return replace(run, spec=replace(run.spec, server=server))
+def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopRequest) -> PreparedRun | Outcome:
+    """Returns the run as features complete it, or the outcome of the command if one of them ends it."""
+
+    def launch_other(other: PreparedRun) -> Outcome:
+        return launch_completed_run(other, adopts=False, stop=stop)
+
+    for feature in features:
+        completed: PreparedRun | Outcome = import_named(feature.before_run)(run, launch_other, stop)
+        if isinstance(completed, Outcome):
+            return completed
+        run = completed
+    return run
 
 
 def supervise_run(

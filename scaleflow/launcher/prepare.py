@@ -23,17 +23,16 @@ from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu,
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.own_code import check_own_names
 from scaleflow.config.parse import parse_section
-from scaleflow.config.plan import check_plan, check_trial, parse_plan, set_values
+from scaleflow.config.plan import check_plan, parse_plan, set_values
 from scaleflow.config.policies import TRAIN, Policy
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
-from scaleflow.interfaces.features import import_named, list_features
-from scaleflow.interfaces.trials import PARAM, RateTest, Trial
+from scaleflow.interfaces.features import find_untrained_runs, import_named, list_features
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.run_end import EndTask
-from scaleflow.runs import RunFolder, RunSpec, RunState, Task
+from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.reuse import reuse_to_resume
@@ -42,7 +41,7 @@ from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import check_model_name, resolve_store
-from scaleflow.worker.tasks import FindSetting, TrainModel
+from scaleflow.worker.tasks import TrainModel
 
 Config = dict[str, Any]
 
@@ -108,7 +107,6 @@ def prepare_run(
     started: float | None = None,
     resume: str | None = None,
     policy: Policy = TRAIN,
-    trial: Trial | None = None,
 ) -> PreparedRun:
     """Checks a config, and finds the run that it resumes.
 
@@ -117,25 +115,15 @@ def prepare_run(
         started: when the command began, in seconds since the epoch; None: now.
         resume: the folder or the id of the run to resume; None: the config's `resume`.
         policy: of a run that begins.
-        trial: the setting to look for; None: train a model.
 
     Raises ConfigError if the command cannot work; the message names the key, the value and what would work.
     """
     started = time.time() if started is None else started
     resume = resume or composed.resolved.get("resume")
-    if resume is not None and trial is not None:
-        raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
         return prepare_resume(composed, str(resume), started)
     plan = make_plan(composed, policy)
-    task: Task = TrainModel()
-    if trial is not None:
-        task = FindSetting(trial)
-        if isinstance(trial, RateTest) and plan.choices.get("optimizer") == "tabular":
-            plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
-        check_trial(plan, trial)
-    spec = make_spec(plan, composed.folder, started, composed.words.overrides)
-    return PreparedRun(replace(spec, task=task), composed)
+    return PreparedRun(make_spec(plan, composed.folder, started, composed.words.overrides), composed)
 
 
 def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) -> RunSpec:
@@ -193,10 +181,11 @@ def prepare_resume(typed: ComposedConfig, named: str, started: float) -> Prepare
     state = RunState.read(files.path)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")
-    if PARAM in state.params:
+    untrained = find_untrained_runs(state.params)
+    if untrained is not None:
         raise ConfigError(
-            f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
-            f"{name_command('find')} {state.params[PARAM]}"
+            f"resume={named}: this run {untrained.work} and trained no model; repeat its command, "
+            f"{name_command(untrained.command)} {state.params[untrained.param]}"
         )
     resumed = reuse_to_resume(typed, state, files)
     composed = resumed.composed

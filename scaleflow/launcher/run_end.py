@@ -70,8 +70,8 @@ def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
     with guard_extra("note: the results in the last lines", display.print_error):
         if spec.task.trains:
             rows += describe_results(spec, state)
-        elif state.found is not None:
-            rows += [("use", state.found.word), ("because", state.found.reason)]
+        elif state.result is not None:
+            rows += state.result.list_rows()
         rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
         rows += describe_formats(state.formats.values())
         rows += [("profile", line) for line in state.profiles.values()]

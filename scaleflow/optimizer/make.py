@@ -306,7 +306,7 @@ def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
     """
     ratio = global_batch_size / options.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[options.scale]
-    return options.rate * factor
+    return options.learning_rate * factor
 
 
 def make_learning_rate(
@@ -323,7 +323,7 @@ def make_learning_rate(
         return peak
     schedule = Schedule(peak, options, total_steps)
     if given is not None:
-        schedule.peak, schedule.given = peak / options.rate, given()
+        schedule.peak, schedule.given = peak / options.learning_rate, given()
         if not isinstance(schedule.given, keras.optimizers.schedules.LearningRateSchedule):
             raise ConfigError(
                 f"optimizer.schedule: it made a {type(schedule.given).__name__}, expected a "

@@ -23,7 +23,7 @@ from yaml import YAMLError
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES
-from scaleflow.interfaces.features import list_features
+from scaleflow.interfaces.features import list_features, list_run_files
 from scaleflow.tracking.moved_store import has_run
 from scaleflow.tracking.uri import sqlite_file
 
@@ -45,7 +45,7 @@ MAX_LOGGED_BYTES = 1 << 30
 
 #: Further files at the top of a run's folder, as patterns: of the run, and of what its command is, which a file tells.
 RUN_FILES = (
-    *("resume-*.yaml", "batch_sizes.*", "learning_rates.*", "*.partial"),
+    *("resume-*.yaml", "*.partial"),
     *(*OBJECT_FILES, SOURCE_MODEL),
     *("stage.log", "scaleflow.log", ".hydra"),
 )
@@ -101,8 +101,6 @@ class RunFolder:
     baseline_outputs = FolderEntry("baseline_outputs.npz")  # their outputs, until the end of the run
     baselines = FolderEntry("baselines.json")  # their metrics
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
-    learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
-    batch_sizes = FolderEntry("batch_sizes.csv")  # the speed of each batch size that was tried
     tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
@@ -150,7 +148,8 @@ class RunFolder:
                 "resume-*.yaml",
                 "multirun.yaml",
             ),
-            *("batch_sizes.csv", "learning_rates.csv", "provenance/**/*"),
+            *sorted(list_run_files()),
+            "provenance/**/*",
         )
         paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
         if self._logs_objects():
@@ -195,7 +194,8 @@ class RunFolder:
             self.record,
         ]
         files += self.list_objects()
-        return [*files, self.batch_sizes, self.learning_rates, self.manifest, self._write_lock, self._record_lock]
+        files += [self.path / name for name in list_run_files()]
+        return [*files, self.manifest, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
@@ -212,6 +212,7 @@ class RunFolder:
         """Whether a file or folder at the top has a name that a run gives."""
         entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
         patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
+        patterns += [f"{Path(table).stem}.*" for table in list_run_files()]
         for files in (COMMAND_FILES, *(feature.command_files for feature in list_features().values())):
             for mark, more in files.items():
                 if (self.path / mark).exists():

@@ -57,6 +57,7 @@ from scaleflow.config.unknown_keys import suggest, unknown_key_error, unknown_op
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
+from scaleflow.interfaces.features import find_placeholders
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.objects import list_object_keys
@@ -705,9 +706,9 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     current = apply_length(restored, state.resumed_length, state.params)
     config = resolve_config(OmegaConf.create(merge_config(current, composed.raw, keys)))
     notes = [*note_environment(begun, interpolations, changed_keys), *keep_fixed_values(saved, config, keys)]
-    for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
-        if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
-            config[section][key] = saved[section][key]
+    for placeholder in find_placeholders(config):  # the run keeps the value that was found when it began
+        section, _, key = placeholder.key.partition(".")
+        config[section][key] = saved[section][key]
     check_changes(saved, config, keys, folder=files.path)
     check_length(config, keys, state)
     for each in (saved, config):

@@ -25,8 +25,8 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
-    SettingFound,
     TagsSet,
+    TaskResult,
     UploadAwaited,
     Waiting,
 )
@@ -69,7 +69,7 @@ class RunState:
     formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
     profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by its last step
-    found: SettingFound | None = None  # the setting that the run has found, if it is a trial
+    result: TaskResult | None = None  # what the run has found, if it trains no model
     tags: dict[str, str] = field(default_factory=dict)  # those that its events have set
     description: str = ""  # of a run whose command describes it
     length: dict[str, int] = field(default_factory=dict)  # what the last command was to train, by the key of `training`
@@ -132,8 +132,8 @@ class RunState:
                 self.formats[event.name] = event
             case FaultReported():
                 self.fault = event.error
-            case SettingFound():
-                self.found = event
+            case TaskResult():
+                self.result = event
             case UploadAwaited():
                 self.upload_seconds = event.seconds
             case Waiting() | PeersMet():

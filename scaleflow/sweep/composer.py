@@ -36,6 +36,7 @@ from scaleflow.config.interpolations import KeyPath, resolve_once
 from scaleflow.config.parse import flatten_config, is_under, parse_section
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
+from scaleflow.interfaces.features import find_placeholders
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.command_exit import find_interruption
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
@@ -256,13 +257,11 @@ class JobComposer:
                 words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
             composed = read_composed_config(drop_hydra(config))
             composed = replace(composed, folder=folder, words=CommandWords(words), known=request.values)
-            for key, setting in (("training.batch_size", "batch_size"), ("optimizer.learning_rate", "lr")):
-                section, _, name = key.partition(".")
-                if (request.config.get(section) or {}).get(name) == "auto":
-                    raise ConfigError(
-                        f"{key}=auto: each job of a sweep would find its own; run {name_command('find')} {setting} "
-                        "with the words of a job, and add the word that it prints"
-                    )
+            for placeholder in find_placeholders(request.config):
+                raise ConfigError(
+                    f"{placeholder.key}={placeholder.word}: each job of a sweep would find its own; run "
+                    f"{name_command(placeholder.command)} with the words of a job, and add the word that it prints"
+                )
             check_job(config)
             return prepare_run(composed, resume=str(folder) if is_resumed else None)
 

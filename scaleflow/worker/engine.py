@@ -299,7 +299,7 @@ class EngineMaker:
         from scaleflow import model, optimizer
 
         def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
-            options = replace(self.plan.optimizer, learning_rate=self.plan.optimizer.rate * rate_factor)
+            options = replace(self.plan.optimizer, learning_rate=self.plan.optimizer.learning_rate * rate_factor)
             rate = self._make_learning_rate(options)
             new_optimizer = optimizer.create_optimizer(
                 bind_target(self.plan.optimizer.target), rate, loss_scaling=False, takes_summed=False

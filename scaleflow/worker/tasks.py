@@ -1,11 +1,10 @@
-"""The tasks of runs: train a model, find a setting. Their work is imported when they run, as it needs TensorFlow."""
+"""The task of most runs: train a model. Its work is imported when it runs, as it needs TensorFlow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scaleflow.interfaces.trials import Trial
 from scaleflow.runs import Task, WorkerProcess
 
 
@@ -19,15 +18,3 @@ class TrainModel(Task):
         from scaleflow.worker.train import train_model
 
         train_model(process)
-
-
-@dataclass(frozen=True)
-class FindSetting(Task):
-    """Trains for a short time to find a setting."""
-
-    trial: Trial  # which setting, and how
-
-    def run(self, process: WorkerProcess) -> None:
-        from scaleflow.worker.trials import find_setting
-
-        find_setting(process, self.trial)

@@ -12,7 +12,7 @@ import pytest
 
 from scaleflow.cluster.engines import list_engines
 from scaleflow.config.conditions import find_keys, find_value, holds, is_applicable, is_something, parse_condition
-from scaleflow.config.parse import parse_value, type_hints
+from scaleflow.config.parse import list_key_types, parse_value, type_hints
 from scaleflow.config.plan import explain_rule, find_version_rules, list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
@@ -145,19 +145,21 @@ def find_hints(key: str) -> Iterator[Any]:
     sections += [engine.section for engine in engines] if group == "cluster" else [type_hints(Plan).get(group)]
     for section in sections:
         hint: Any = section
+        path = group
         for name in names or ["name"]:
-            hint = find_hint(hint, name)
+            hint = find_hint(hint, path, name)
+            path = f"{path}.{name}"
         if hint is not None:
             yield hint
 
 
-def find_hint(section: Any, name: str) -> Any:
+def find_hint(section: Any, path: str, name: str) -> Any:
     """Returns the type of a key of a section, which may be one of several types; None if it has no such key."""
     options = (section, *get_args(section))
     for option in options:
         if not dataclasses.is_dataclass(option):
             continue
-        hint = str if name == "_target_" else type_hints(option).get(name)
+        hint = str if name == "_target_" else list_key_types(option, path).get(name)
         if hint is not None:
             return hint | None if NoneType in options else hint
     return None

@@ -10,11 +10,9 @@ import pytest
 
 import scaleflow
 from scaleflow.cluster.network import free_ports
-from scaleflow.config.compose import ComposedConfig, compose_config
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.plan import (
     check_micro_batches,
-    find_batch_multiple,
-    leave_schedule_out,
     make_batching,
     parse_sections,
     set_values,
@@ -23,8 +21,7 @@ from scaleflow.config.policies import LOOK
 from scaleflow.config.unknown_keys import unknown_option_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
-from scaleflow.interfaces.trials import RateTest
-from scaleflow.launcher.prepare import make_plan, prepare_run
+from scaleflow.launcher.prepare import make_plan
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
@@ -337,33 +334,6 @@ def test_a_resumed_pipeline_keeps_its_batch() -> None:
         check_micro_batches(Training(global_batch_size=32), strategy, is_resumed=True)
 
 
-@pytest.mark.parametrize(
-    ("words", "multiple"),
-    [
-        (("strategy=multi_worker", "cluster.workers=6", "dataset.shards=6"), 1),
-        (("strategy=multi_worker", "cluster.workers=2", "dataset.shards=8", "training.accumulate=2"), 2),
-        (("strategy=multi_worker", "cluster.workers=3", "dataset.shards=4"), 4),
-        (("strategy=pipeline", "strategy.micro_batches=6", "dataset.shards=4"), 12),
-        (("strategy=pipeline", "strategy.micro_batches=6", "strategy.replicas=2", "dataset.shards=4"), 6),
-    ],
-)
-def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
-    plan: Make, words: tuple[str, ...], multiple: int
-) -> None:
-    table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b", "training.batch_size=auto"
-    assert find_batch_multiple(plan(*table, *words)) == multiple
-
-
-def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n3,4\n")
-    table = "dataset=table", f"dataset.data_dir={tmp_path}/a.csv", "dataset.target=b", "tracking=none"
-    found = prepare_run(compose_config(table), trial=RateTest()).spec.plan.optimizer
-    assert (found.schedule, found.learning_rate) == ("constant", 0.003)
-    typed = compose_config((*table, "optimizer=adam", "optimizer.schedule=cosine"))
-    with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
-        prepare_run(typed, trial=RateTest())
-
-
 def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n", encoding="utf-8")
     table = ["dataset=table", f"dataset.data_dir={tmp_path}/a.csv", "dataset.target=y"]
@@ -393,14 +363,14 @@ def test_what_the_plan_resolves_is_in_its_config_too(
     if role is not None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": role, "index": 0}}))
     made = make_plan(ComposedConfig(compose(*words), {"optimizer": "tabular"}), LOOK)
-    search = leave_schedule_out(set_values(made, {"training.batch_size": 48}))
-    for each in (made, search):
+    changed = set_values(made, {"training.batch_size": 48, "optimizer.schedule": "constant", "optimizer.plateau": None})
+    for each in (made, changed):
         for name, section in parse_sections(each.config).items():
             assert section == getattr(each, name), name
         for key, value in found.items():
             group, name = key.split(".")
             assert each.config[group][name] == getattr(getattr(each, group), name) == value, key
-    assert search.config["training"]["batch_size"] == 48
+    assert changed.config["training"]["batch_size"] == 48
 
 
 def test_only_one_function_changes_a_section_of_a_plan() -> None:

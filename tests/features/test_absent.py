@@ -69,7 +69,8 @@ def run_commands(lines: Collection[str], package: Path, folder: Path) -> subproc
 def words_of(feature: Feature) -> list[str]:
     """Words that only this feature knows."""
     engines = [f"cluster={feature.name}"] if feature.engines else []
-    return [*(command.name for command in feature.commands), *engines]
+    placeholders = [f"{each.key}={each.word}" for each in feature.placeholders]
+    return [*(command.name for command in feature.commands), *engines, *placeholders]
 
 
 def check_without(names: Collection[str], folder: Path) -> str:
@@ -83,7 +84,7 @@ def check_without(names: Collection[str], folder: Path) -> str:
         assert f"exit code 0 of {line}\n" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-3000:]
     for word in unknown:
         assert f"exit code 2 of {word}\n" in ended.stdout
-        assert word.rpartition("=")[2] in ended.stderr
+        assert word.removeprefix("cluster=") in ended.stderr
     help_page = ended.stdout.partition("exit code 0 of --help")[0]
     assert "scaleflow sync " in help_page
     for word in unknown:

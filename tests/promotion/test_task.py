@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from scaleflow.commands.promotion_task import PromoteModel
-from scaleflow.interfaces.trials import RateTest
+from scaleflow.features.search.trial_kinds import RateTest
+from scaleflow.features.search.trial_task import FindSetting
 from scaleflow.launcher.display import hidden_display
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.runs import RunSpec
-from scaleflow.worker.tasks import FindSetting, TrainModel
+from scaleflow.worker.tasks import TrainModel
 
 CHAMPION = ("promotion=champion", "promotion.model=digits")
 

@@ -14,8 +14,8 @@ from scaleflow.config.parse import is_under
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.features import find_untrained_runs
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs.code_digest import VERSION, find_code
 from scaleflow.runs.identity import CATEGORIES, IGNORED_KEYS, MODEL_KEYS, Difference, compare_known, list_unknown
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
@@ -54,8 +54,9 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
     strategy = run.settings.get("resolved.strategy", run.settings.get("strategy", ""))
     if reason := ASYNCHRONOUS.get(strategy):
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
-    if PARAM in run.settings:
-        raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
+    untrained = find_untrained_runs(run.settings)
+    if untrained is not None:
+        raise ConfigError(f"--exact: this run {untrained.work}, which depends on the speed; repeat its command")
     if run.settings.get("training.max_seconds", "None") not in ("None", "null", ""):
         raise ConfigError("--exact: training.max_seconds ends a run by its speed; repeat its command")
     schedule = run.settings.get("optimizer.schedule", "constant")

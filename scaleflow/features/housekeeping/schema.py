@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.config.parse import type_hints
+from scaleflow.config.parse import list_key_types, type_hints
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Split, Target
@@ -80,10 +80,10 @@ def describe_section(group: str, cls: Any) -> dict[str, Any]:
     for shared in (file for folder in list_conf_folders() for file in folder.glob("*.yaml")):
         part = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", shared.read_text(), re.M)
         texts |= dict(read_comments(part[1] if part else ""))
-    schema = describe_class(cls, others="target" in {each.name for each in dataclasses.fields(cls)})
+    schema = describe_class(cls, group, others="target" in {each.name for each in dataclasses.fields(cls)})
     properties = dict(schema["properties"])
     for section in list_sections().get(group, ()):
-        properties.update(describe_class(section)["properties"])
+        properties.update(describe_class(section, group)["properties"])
     keys = {name: properties.get(name, {}) for name in (*properties, *texts)}
     described = {name: {"description": texts[name], **key} if name in texts else key for name, key in keys.items()}
     return {**schema, "properties": described}
@@ -103,9 +103,12 @@ def read_comments(text: str) -> Iterator[tuple[str, str]]:
     return ((key, text) for key, text in found.items() if key)
 
 
-def describe_class(cls: Any, others: bool = False) -> dict[str, Any]:
-    """Describes a dataclass; `others` lets it have further keys, which are arguments of a `_target_`."""
-    hints = type_hints(cls)
+def describe_class(cls: Any, section: str = "", others: bool = False) -> dict[str, Any]:
+    """Describes the dataclass of a section, or of a part of one.
+
+    `others` lets it have further keys, which are arguments of a `_target_`.
+    """
+    hints = list_key_types(cls, section)
     fields = {each.name: each.metadata for each in dataclasses.fields(cls) if each.name != "target"}
     keys = {name: {"anyOf": [describe_hint(hints[name], limits), LATER]} for name, limits in fields.items()}
     return describe_object(keys | ({"_target_": {"type": "string"}} if others else {}), others)

@@ -19,15 +19,20 @@ Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was 
 
 import argparse
 import re
+from dataclasses import replace
 
 from scaleflow.api import launch_prepared
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.config.compose import compose_config
+from scaleflow.config.compose import ComposedConfig, compose_config
+from scaleflow.config.plan import set_values
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
+from scaleflow.features.search.checks import check_trial
+from scaleflow.features.search.trial_kinds import AUTO, BatchSearch, RateTest, Trial
+from scaleflow.features.search.trial_task import FindSetting
+from scaleflow.interfaces import name_command
 from scaleflow.launcher.command_exit import Outcome
-from scaleflow.launcher.prepare import prepare_run
+from scaleflow.launcher.prepare import PreparedRun, prepare_run
 
 #: The fewest steps of a test: fewer are too far apart.
 MIN_STEPS = 20
@@ -42,14 +47,31 @@ def main(argv: list[str]) -> Outcome:
     parser.add_argument("--high", type=float, metavar="RATE", help=f"lr: the last rate (default {default.high:g})")
     parser.add_argument("--steps", type=int, metavar="N", help=f"lr: the number of steps (default {default.steps})")
     typed = parser.parse_intermixed_args(split_overrides(argv))
-    words, trial = list(typed.overrides), read_trial(typed)
+    words = list(typed.overrides)
+    trial = read_trial(typed)
     if isinstance(trial, BatchSearch):
         for word in words:
             if re.match(r"\+*training\.batch_size=(?!auto$)", word):
                 raise ConfigError(f"{word}: this command looks for it; leave it out")
-        words.append(f"{trial.key}=auto")
-    run = prepare_run(compose_config(words, typed.config_dir), trial=trial)
-    return launch_prepared(run)[0]
+        words.append(f"{trial.key}={AUTO}")
+    outcome, _ = launch_prepared(prepare_trial(compose_config(words, typed.config_dir), trial))
+    return outcome
+
+
+def prepare_trial(composed: ComposedConfig, trial: Trial) -> PreparedRun:
+    """Prepares the run of a trial, from the config of the run whose setting it finds.
+
+    Raises ConfigError if the trial cannot work.
+    """
+    resume = composed.resolved.get("resume")
+    if resume is not None:
+        raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
+    run = prepare_run(composed)
+    plan = run.spec.plan
+    if isinstance(trial, RateTest) and plan.choices.get("optimizer") == "tabular":
+        plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
+    check_trial(plan, trial, f"{name_command('find')} {trial.name}")
+    return replace(run, spec=replace(run.spec, plan=plan, task=FindSetting(trial)))
 
 
 def read_trial(typed: argparse.Namespace) -> Trial:

@@ -48,7 +48,7 @@ MIN_FREE_MEMORY, MIN_FREE_BYTES = 0.05, 1e9
 #: What commands import while they run, each with what it imports itself.
 IMPORTED_LATER = (
     *("scaleflow.cli", "scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.worker.main"),
-    *("scaleflow.worker.evaluate", "scaleflow.worker.train", "scaleflow.worker.trials"),
+    *("scaleflow.worker.evaluate", "scaleflow.worker.train"),
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_workspace_store"),
     *("mlflow.pyfunc", "mlflow.utils.search_logged_model_utils", "sqlalchemy.dialects.sqlite.json", "alembic.command"),
     *("omegaconf._impl", "pyarrow.parquet", "rich.progress", "rich.status", "rich._emoji_codes"),

@@ -9,8 +9,8 @@ import yaml
 
 from scaleflow.config.words import quote_override
 from scaleflow.interfaces import FITTED, name_command
+from scaleflow.interfaces.features import find_untrained_runs
 from scaleflow.interfaces.formatting import format_number
-from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.uri import format_loading
@@ -42,13 +42,13 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
     Args:
         model_uri: the URI of the model that the run has logged; None if there is none.
     """
-    is_trial = PARAM in state.params
+    trains = find_untrained_runs(state.params) is None
     parts = [  # MLflow's UI shows the first few lines; the others follow after a click
         describe_status(state),
         describe_length(state),
         describe_loading(store, model_uri),
-        "" if is_trial else describe_resuming(files, state),
-        "" if is_trial else format_results(state),
+        describe_resuming(files, state) if trains else "",
+        format_results(state) if trains else "",
         format_formats(state),
         describe_command(files),
     ]
@@ -112,8 +112,8 @@ def read_overrides(files: RunFolder) -> list[str]:
 def describe_status(state: RunState) -> str:
     if state.status is None:
         return "**RUNNING.** The results follow when the run ends."
-    if state.status == "FINISHED" and state.found is not None:
-        return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
+    if state.status == "FINISHED" and state.result is not None:
+        return f"**FINISHED.** {state.result.describe()}"
     if state.status == "FINISHED":
         first = list(state.results.items())[:MOST_NAMED]
         results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scaleflow.errors import read_reason
-from scaleflow.interfaces.events import ConfusionWritten, Event, ReportMade, SettingFound, StepsProfiled
+from scaleflow.interfaces.events import ConfusionWritten, Event, ReportMade, StepsProfiled, TaskResult
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event, read_event
-from scaleflow.tracking.plot import draw_confusion, draw_trial
+from scaleflow.tracking.plot import draw_confusion
 
 #: Events of which reports are made.
-REPORTED = (ConfusionWritten, SettingFound, StepsProfiled)
+REPORTED = (ConfusionWritten, StepsProfiled, TaskResult)
 
 #: Analyses of profiles need much memory: one at a time.
 ANALYSIS_LOCK = threading.Lock()
@@ -55,13 +55,14 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
 
 def draw_report(event: Event, at: int, locate: Callable[[str], Path]) -> ReportMade:
     """Draws a table. A table that cannot be drawn has no picture."""
-    assert isinstance(event, ConfusionWritten | SettingFound)
-    table, picture = locate(event.path), None
-    with contextlib.suppress(Exception):
-        if isinstance(event, ConfusionWritten):
-            picture = draw_confusion(table, event.split)
-        else:
-            picture = draw_trial(table, event.word, event.value)
+    assert isinstance(event, ConfusionWritten | TaskResult)
+    path = event.path if isinstance(event, ConfusionWritten) else event.find_table()
+    table = locate(path)
     folder = event.folder if isinstance(event, ConfusionWritten) else RunFolder(table.parent).plots.name
-    names = [event.path] if picture is None else [str(Path(event.path).with_name(picture.name)), event.path]
-    return ReportMade(at, [(name, folder) for name in names], time=event.time)
+    picture = None
+    with contextlib.suppress(Exception):
+        picture = draw_confusion(table, event.split) if isinstance(event, ConfusionWritten) else event.draw(table)
+    files = [(path, folder)]
+    if picture is not None:
+        files.insert(0, (str(Path(path).with_name(picture.name)), folder))
+    return ReportMade(at, files, time=event.time)

@@ -8,7 +8,6 @@ from scaleflow.interfaces import IDENTITY, Point
 from scaleflow.interfaces.events import (
     DescriptionSet,
     Event,
-    FormatExported,
     MetricsLogged,
     ReportMade,
     Restarted,
@@ -16,9 +15,7 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
-    SettingFound,
     SystemMetrics,
-    TagsSet,
 )
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.launcher.recording.store_record import StoreRecord
@@ -31,11 +28,8 @@ PIPELINE = "scaleflow.pipeline"
 
 EVENTS_A_PASS = 500
 
-#: Events that are sent, in addition to metrics.
-REQUESTS = (
-    *(RunReady, RunEnded, RunRefused, Restarted, RolledBack),
-    *(TagsSet, DescriptionSet, SettingFound, FormatExported),
-)
+#: Events that are sent, in addition to metrics and tags.
+REQUESTS = (RunReady, RunEnded, RunRefused, Restarted, RolledBack, DescriptionSet)
 
 #: Events with metrics.
 Measured = MetricsLogged | SystemMetrics | ReportMade
@@ -83,7 +77,7 @@ class RequestCursor:
                 return None
             if isinstance(event, Measured):
                 points += list_points(event)
-            elif isinstance(event, REQUESTS):
+            elif isinstance(event, REQUESTS) or event.list_tags():
                 self._send_points(points, self._reader.at)
                 points = []
                 if isinstance(event, RunEnded):
@@ -114,15 +108,11 @@ class RequestCursor:
                 self._record.ended = self._reader.offset
             case DescriptionSet():
                 self._tracker.describe(event.text)
-            case TagsSet():
-                self._tracker.set_tags(event.values)
-            case FormatExported():
-                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
-            case SettingFound():
-                self._tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
             case Restarted() | RolledBack():
                 tag = f"scaleflow.{event.event}"
                 self._tracker.set_tags({f"{tag}s": str(event.number), f"{tag}.{event.number}": event.reason})
+            case _:
+                self._tracker.set_tags(event.list_tags())
 
     def _start_run(self, event: RunReady) -> None:
         self._wait_for_files()

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
 from scaleflow.features.search import find
-from scaleflow.interfaces.events import SettingFound
-from scaleflow.interfaces.trials import BatchSearch
-from scaleflow.launcher.launch import choose_trial, make_search, use_found
+from scaleflow.features.search.before_run import choose_trial, make_search, use_found
+from scaleflow.features.search.events import SettingFound
+from scaleflow.features.search.trial_kinds import BatchSearch, RateTest
 from scaleflow.launcher.prepare import prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
@@ -44,11 +44,11 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
     run = prepare_run(compose_config(words))
     run.spec.folder.mkdir(parents=True, exist_ok=True)
     search = make_search(run, BatchSearch())
-    search.spec.files.batch_sizes.write_text("the figures")
+    (search.spec.folder / BatchSearch.table).write_text("the figures")
     (search.spec.folder / "record.json").write_text('{"run_id": "of the search"}')
     found = use_found(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
     assert (found.spec.plan.training.batch_size, found.composed.raw["training"]["batch_size"]) == (16, 16)
-    assert run.spec.files.batch_sizes.read_text() == "the figures"
+    assert (run.spec.folder / BatchSearch.table).read_text() == "the figures"
     assert found.spec.tags["scaleflow.batch_size"] == "auto: training.batch_size=16, the fastest"
     assert found.spec.tags["scaleflow.batch_size.run"] == "of the search"
 
@@ -64,14 +64,14 @@ def test_both_are_searched_and_the_batch_size_first(tmp_path: Path, monkeypatch:
         assert trial is not None
         assert trial.key == key
         search = make_search(run, trial)
-        files = search.spec.files
-        (files.learning_rates if key.startswith("opt") else files.batch_sizes).write_text("the figures")
+        (search.spec.folder / trial.table).write_text("the figures")
         run = use_found(run, search, SettingFound(key, value, "best", ""))
     assert search.spec.plan.optimizer.schedule == "constant"  # the test has a schedule of its own
-    assert (run.spec.plan.optimizer.schedule, run.spec.plan.optimizer.rate) == ("cosine", 0.0025)
+    assert (run.spec.plan.optimizer.schedule, run.spec.plan.optimizer.learning_rate) == ("cosine", 0.0025)
     assert run.composed.raw["optimizer"]["learning_rate"] == 0.0025
     assert run.spec.tags["scaleflow.learning_rate"] == "auto: optimizer.learning_rate=0.0025, best"
-    assert run.spec.files.learning_rates.read_text() == run.spec.files.batch_sizes.read_text() == "the figures"
+    for table in (RateTest.table, BatchSearch.table):
+        assert (run.spec.folder / table).read_text() == "the figures"
     assert choose_trial(run.spec.plan) is None
 
 
@@ -118,7 +118,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
     assert "repeat its command" in resumed.stderr
 
 
-@pytest.mark.slow  # worker/test_trial_rules.py has the rules, and a test above what the run takes
+@pytest.mark.slow  # test_trial_rules.py has the rules, and a test above what the run takes
 def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     words = ("dataset.limit=200", "model=linear", "training.epochs=1", "training.batch_size=auto")
     words += ("tracking.run_name='bs${training.batch_size}'",)

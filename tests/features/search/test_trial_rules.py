@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from scaleflow.interfaces.trials import RateTest
-from scaleflow.worker.trial_rules import (
+from scaleflow.features.search.trial_kinds import RateTest
+from scaleflow.features.search.trial_rules import (
     BatchMeasurement,
     Divergence,
     choose_batch_size,

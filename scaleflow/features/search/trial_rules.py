@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaleflow.interfaces.trials import choose_first_size
+#: Examples of the smallest micro-batch that is tried, unless it does not fit.
+FIRST_BATCH_SIZE = 8
 
 #: The fewest steps of an epoch: with fewer updates a model learns less from the same examples.
 STEPS_PER_EPOCH = 8
@@ -13,9 +14,10 @@ STEPS_PER_EPOCH = 8
 #: The search ends after this many doublings in a row that are not faster than an earlier measurement.
 DOUBLINGS_WITHOUT_GAIN = 3
 
-#: Sizes with at least this share of the fastest are measured again, in so many rounds: other work on the machine slows
-#: some measurements.
+#: Sizes with at least this share of the fastest are measured again, because other work slows some measurements.
 CLOSE = 0.85
+
+#: How often they are measured again.
 ROUNDS = 3
 
 #: A smaller size is taken if its examples/s are at least this share of the fastest.
@@ -52,6 +54,14 @@ class BatchMeasurement:
     problem: str = ""  # why the batch size cannot be used, if not because of the memory
 
 
+def choose_first_size(multiple: int, most: int) -> int:
+    """Returns the first size to try: `multiple` times a power of two, at least 8 unless `most` is less."""
+    size = multiple
+    while size < FIRST_BATCH_SIZE and 2 * size <= most:
+        size *= 2
+    return size
+
+
 def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:
     """Returns the largest size to try, so that an epoch of `examples` has enough steps.
 
@@ -70,14 +80,15 @@ def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, mo
     if not measurements:
         return choose_first_size(multiple, most)
     last = measurements[-1]
-    if last.rate is None:
-        has_fit = any(measurement.rate is not None for measurement in measurements)
-        return last.batch_size // 2 if not has_fit and last.batch_size > multiple else None
     rates = [measurement.rate for measurement in measurements if measurement.rate is not None]
-    earlier, latest = rates[:-DOUBLINGS_WITHOUT_GAIN], rates[-DOUBLINGS_WITHOUT_GAIN:]
+    if last.rate is None:
+        can_halve = not rates and last.batch_size > multiple
+        return last.batch_size // 2 if can_halve else None
+    earlier = rates[:-DOUBLINGS_WITHOUT_GAIN]
+    latest = rates[-DOUBLINGS_WITHOUT_GAIN:]
     is_no_faster = bool(earlier) and max(latest) <= max(earlier)
-    is_shrinking = len(rates) < len(measurements)
-    if is_no_faster or is_shrinking or not last.may_double or 2 * last.batch_size > most:
+    is_halved = len(rates) < len(measurements)  # larger sizes did not fit
+    if is_no_faster or is_halved or not last.may_double or 2 * last.batch_size > most:
         return None
     return 2 * last.batch_size
 
@@ -85,16 +96,23 @@ def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, mo
 def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
     """Returns the sizes to measure again, the largest first; none if one is far ahead."""
     best = max((measurement.rate or 0.0 for measurement in measurements), default=0.0)
-    close = [each.batch_size for each in measurements if each.rate is not None and each.rate >= CLOSE * best]
+    close = []
+    for measurement in measurements:
+        if measurement.rate is not None and measurement.rate >= CLOSE * best:
+            close.append(measurement.batch_size)
     return sorted(close, reverse=True) if len(close) > 1 else []
 
 
 def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
     """Returns the measurements with the faster one of each size, because disturbances only make them slower."""
-    return [
-        again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
-        for each in measurements
-    ]
+    faster = []
+    for measurement in measurements:
+        is_same_size = measurement.batch_size == again.batch_size
+        if is_same_size and (again.rate or 0.0) > (measurement.rate or 0.0):
+            faster.append(again)
+        else:
+            faster.append(measurement)
+    return faster
 
 
 def fits_twice(before: float, peak: float, now: float, available: float) -> bool:
@@ -117,7 +135,9 @@ def explain_end(measurements: Sequence[BatchMeasurement], chosen: BatchMeasureme
         return f"; training.batch_size={larger[0].batch_size} cannot be used: {larger[0].problem}"
     if larger or not chosen.may_double:
         return "; twice that does not fit into the memory"
-    return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
+    if 2 * chosen.batch_size > most:
+        return "; with twice that, an epoch would have too few steps"
+    return ""
 
 
 def choose_batch_size(measurements: Sequence[BatchMeasurement]) -> tuple[BatchMeasurement, str] | None:
@@ -125,10 +145,9 @@ def choose_batch_size(measurements: Sequence[BatchMeasurement]) -> tuple[BatchMe
     measured = [(measurement, measurement.rate) for measurement in measurements if measurement.rate is not None]
     if not measured:
         return None
-    fastest, best = max(measured, key=lambda each: each[1])
-    chosen, rate = min(
-        (each for each in measured if each[1] >= FAST_ENOUGH * best), key=lambda each: each[0].batch_size
-    )
+    fastest, best = max(measured, key=lambda pair: pair[1])
+    fast_enough = [(measurement, rate) for measurement, rate in measured if rate >= FAST_ENOUGH * best]
+    chosen, rate = min(fast_enough, key=lambda pair: pair[0].batch_size)
     if chosen is fastest:
         return chosen, f"the fastest of {len(measured)}, {rate:,.0f} examples/s"
     share = f"{rate / best:.0%} of the fastest, {fastest.batch_size}"
@@ -152,7 +171,9 @@ class Divergence:
         self._average = MOMENTUM * self._average + (1 - MOMENTUM) * loss
         smoothed = self._average / (1 - MOMENTUM**self._steps)
         self._least = min(self._least, smoothed)
-        return not (smoothed <= DIVERGENCE * self._least or -math.inf < self._least <= 0)
+        is_small = smoothed <= DIVERGENCE * self._least
+        has_no_scale = -math.inf < self._least <= 0  # a multiple of a loss that is not positive says nothing
+        return not (is_small or has_no_scale)
 
 
 def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
@@ -160,12 +181,17 @@ def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
 
     The means have no lag, as those of an average over the past would.
     """
-    reach = steps // 40
+    reach = find_reach(steps)
     means = []
     for at in range(len(losses)):
         near = min(reach, at, len(losses) - 1 - at)
         means.append(math.fsum(losses[at - near : at + near + 1]) / (2 * near + 1))
     return means
+
+
+def find_reach(steps: int) -> int:
+    """Returns how many losses on each side of a loss are smoothed with it."""
+    return steps // 40
 
 
 def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> tuple[float, str] | None:
@@ -178,20 +204,26 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
     Returns:
         The rate with two digits, and why; None if the loss does not fall.
     """
-    smoothed, reach = smooth_losses(losses, steps), steps // 40
+    smoothed = smooth_losses(losses, steps)
+    reach = find_reach(steps)
     inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
-    at = min(inner, key=smoothed.__getitem__, default=0)
-    if at <= reach:
+    lowest = min(inner, key=smoothed.__getitem__, default=0)  # the step with the lowest smoothed loss
+    if lowest <= reach:
         return None
-    early = losses[: max(1, min(at, steps // 4))]  # the rates are too low to change much
+    early = losses[: max(1, min(lowest, steps // 4))]  # the rates are too low to change much
     start = math.fsum(early) / len(early)
-    differences = [after - before for before, after in itertools.pairwise(losses[: at + 1])]
-    deviation = math.sqrt(math.fsum(each * each for each in differences) / len(differences) / 2)
-    error = deviation / math.sqrt(2 * reach + 1)
-    if start - smoothed[at] < max(MIN_FALL * abs(start), MIN_ERRORS * error):
+    error = estimate_error(losses[: lowest + 1], reach)
+    if start - smoothed[lowest] < max(MIN_FALL * abs(start), MIN_ERRORS * error):
         return None
-    rate = float(f"{rates[at] / MARGIN:.1e}")
-    reason = f"a tenth of the rate with the lowest smoothed loss, {rates[at]:.2g}"
-    if len(rates) == steps and at == inner[-1]:
+    rate = float(f"{rates[lowest] / MARGIN:.1e}")
+    reason = f"a tenth of the rate with the lowest smoothed loss, {rates[lowest]:.2g}"
+    if len(rates) == steps and lowest == inner[-1]:
         reason += "; the loss still fell at the highest rate, so --high may be higher"
     return rate, reason
+
+
+def estimate_error(losses: Sequence[float], reach: int) -> float:
+    """Returns the standard error of a smoothed loss, from the differences of losses that follow each other."""
+    squares = [(after - before) ** 2 for before, after in itertools.pairwise(losses)]
+    deviation = math.sqrt(math.fsum(squares) / len(squares) / 2)
+    return deviation / math.sqrt(2 * reach + 1)

@@ -19,23 +19,17 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from scaleflow.cluster.tasks import count_synchronous_workers
-from scaleflow.config.plan import find_batch_multiple, leave_schedule_out, set_values
+from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces.events import Emit, MetricsLogged, PhaseBegan, RunEnded, SettingFound, ignore_event
-from scaleflow.interfaces.formatting import format_csv
-from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial, choose_first_size, to_params
-from scaleflow.runs import RunSpec, WorkerProcess
-from scaleflow.runs.user_metrics import user_metrics
-from scaleflow.worker.build import TrainingSetup, build_engine, build_training
-from scaleflow.worker.data import prepare_data
-from scaleflow.worker.failures import is_out_of_memory
-from scaleflow.worker.ready import list_params, report_ready
-from scaleflow.worker.runtime import StartupTimer, make_startup_timer
-from scaleflow.worker.trial_rules import (
+from scaleflow.features.search.checks import is_searched, leave_schedule_out
+from scaleflow.features.search.events import SettingFound
+from scaleflow.features.search.trial_kinds import BatchSearch, RateTest
+from scaleflow.features.search.trial_rules import (
     ROUNDS,
     BatchMeasurement,
     Divergence,
     choose_batch_size,
+    choose_first_size,
     choose_next_size,
     choose_rate,
     explain_end,
@@ -45,6 +39,13 @@ from scaleflow.worker.trial_rules import (
     smooth_losses,
     take_faster,
 )
+from scaleflow.interfaces.events import Emit, MetricsLogged, PhaseBegan, RunEnded, ignore_event
+from scaleflow.interfaces.formatting import format_csv
+from scaleflow.runs import RunSpec
+from scaleflow.worker.build import TrainingSetup, build_engine, build_training
+from scaleflow.worker.data import prepare_data
+from scaleflow.worker.failures import is_out_of_memory
+from scaleflow.worker.runtime import StartupTimer
 
 if TYPE_CHECKING:
     from scaleflow.training import Length, Loop, WorkerSync
@@ -60,28 +61,6 @@ MANY_EPOCHS = 1_000_000
 
 #: Seconds between two checks of the process's memory.
 SAMPLE_SECONDS = 0.01
-
-
-def find_setting(process: WorkerProcess, trial: Trial) -> None:
-    """Builds a trial, reports `ready`, and runs it."""
-    spec = process.spec
-    process.lock_folder()
-    made = make_trial(
-        spec, trial, process.emit, should_stop=process.should_stop, startup_timer=make_startup_timer(spec)
-    )
-    process.explain = made.setup.explain
-    report_ready(process, made.setup, trial.label, to_params(trial, list_params(spec.plan, made.setup)))
-    with user_metrics(lambda name, value: None):  # user code may log during training
-        made.run()
-
-
-def make_trial(
-    spec: RunSpec, trial: Trial, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer
-) -> RateTrial | BatchSizeTrial:
-    """Builds a trial. Raises ConfigError if it cannot work."""
-    if isinstance(trial, RateTest):
-        return RateTrial(spec, trial, emit, should_stop=should_stop, startup_timer=startup_timer)
-    return BatchSizeTrial(spec, emit, should_stop, startup_timer=startup_timer)
 
 
 class TrialHost:
@@ -189,7 +168,7 @@ class RateTrial(TrialHost):
             why = f"the loss does not fall at any learning rate from {test.low:g} to {test.high:g}"
             self._emit(RunEnded("FAILED", f"{why}; check the data and the model, or try other bounds (--low, --high)"))
             return
-        path = self._spec.files.learning_rates
+        path = self._spec.folder / test.table
         if self._spec.records:
             columns = {"learning_rate": rates, "loss": losses, "smoothed_loss": smooth_losses(losses, test.steps)}
             path.write_text(format_csv(list(columns), zip(*columns.values(), strict=True)))
@@ -241,7 +220,7 @@ class BatchSizeTrial:
     def __init__(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer) -> None:
         from scaleflow import model, training
 
-        if spec.plan.optimizer.learning_rate == "auto":  # its search comes later, with the batch size that is found
+        if is_searched(spec.plan, RateTest.key):  # its search comes later, with the batch size that is found
             spec = replace(spec, plan=leave_schedule_out(spec.plan))
         self._spec, self._emit, self._timer = spec, emit, startup_timer
         self._emit_built = emit  # the notes of the first engine are those of all
@@ -366,7 +345,7 @@ class BatchSizeTrial:
         if found is None:
             self._emit(RunEnded("FAILED", f"no batch fits, not even training.batch_size={measurements[-1].batch_size}"))
             return
-        path = self._spec.files.batch_sizes
+        path = self._spec.folder / BatchSearch.table
         if self._spec.records:
             rows = [
                 (measurement.batch_size, measurement.rate or "", measurement.host_mb) for measurement in measurements

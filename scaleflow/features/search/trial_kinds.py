@@ -1,12 +1,14 @@
-"""Trials, short trainings that find a setting: what they try. `worker/trial_rules.py` says how they choose."""
+"""Trials, short trainings that find a setting: which settings, and within which bounds."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-#: Examples of the smallest micro-batch that is tried, unless it does not fit.
-FIRST_BATCH_SIZE = 8
+from scaleflow.features.search.feature import FIND_PARAM
+
+#: The value of a key in a config that asks for a trial before the run.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class RateTest:
     name: ClassVar[str] = "lr"
     label: ClassVar[str] = "learning rate test"
     key: ClassVar[str] = "optimizer.learning_rate"
+    table: ClassVar[str] = "learning_rates.csv"
+    #: Resolved values that change during the trial, so that they are no params of its run.
+    varied: ClassVar[tuple[str, ...]] = ("learning_rate", "xla")
 
     low: float = 1e-6
     high: float = 10.0
@@ -38,31 +43,23 @@ class BatchSearch:
     name: ClassVar[str] = "batch_size"
     label: ClassVar[str] = "batch size search"
     key: ClassVar[str] = "training.batch_size"
+    table: ClassVar[str] = "batch_sizes.csv"
+    varied: ClassVar[tuple[str, ...]] = (
+        "batch_size",
+        "global_batch_size",
+        "learning_rate",
+        "steps",
+        "steps_per_epoch",
+        "xla",
+    )
 
 
 Trial = RateTest | BatchSearch
 
-#: The param that says which setting a run looked for.
-PARAM = "find"
-
-
-#: Resolved values that change during a trial, so that they are no params of its run.
-VARIED = {
-    RateTest.name: ("learning_rate", "xla"),
-    BatchSearch.name: ("batch_size", "global_batch_size", "learning_rate", "steps", "steps_per_epoch", "xla"),
-}
-
 
 def to_params(trial: Trial, params: Mapping[str, str]) -> dict[str, str]:
     """Returns the params of a run that is a trial, given those of a training."""
-    varied = {f"resolved.{name}" for name in VARIED[trial.name]}
-    own = {PARAM: trial.name} | {f"{PARAM}.{key}": str(value) for key, value in asdict(trial).items()}
-    return {key: value for key, value in params.items() if key not in varied} | own
-
-
-def choose_first_size(multiple: int, most: int) -> int:
-    """Returns the first size to try: `multiple` times a power of two, at least 8 unless `most` is less."""
-    size = multiple
-    while size < FIRST_BATCH_SIZE and 2 * size <= most:
-        size *= 2
-    return size
+    varied = {f"resolved.{name}" for name in trial.varied}
+    kept = {key: value for key, value in params.items() if key not in varied}
+    options = {f"{FIND_PARAM}.{key}": str(value) for key, value in asdict(trial).items()}
+    return {**kept, FIND_PARAM: trial.name, **options}

@@ -1,0 +1,72 @@
+"""Draws the figures of a trial."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from scaleflow.pages.charts import Chart
+from scaleflow.tracking.plot import write_picture
+
+#: The most settings that are named on an axis.
+MAX_NAMED = 8
+
+#: The column of a smoothed figure, which is drawn as a line.
+SMOOTHED = "smoothed_loss"
+
+
+def draw_trial(table: Path, word: str, value: float) -> Path:
+    """Draws the figures of a trial as an SVG file next to their table, and returns its path.
+
+    Args:
+        table: a CSV file with a header. Its first column is the setting, the second is drawn as points, and
+            `smoothed_loss`, if there is one, as a line.
+        word: what was found, as it is typed.
+        value: the setting that was found.
+    """
+    with table.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    rows = [row for row in rows if row[1]]
+    settings = [float(row[0]) for row in rows]
+    measured = [float(row[1]) for row in rows]
+    if SMOOTHED in header:
+        column = header.index(SMOOTHED)
+        line = [float(row[column]) for row in rows]
+        first = line[0]
+        least = min(line)
+        low = least - 0.2 * (first - least)
+        high = first + 0.5 * (first - least)  # without the divergence
+        x_ticks = None
+    else:
+        line = measured
+        low = 0.0
+        high = 1.05 * max(measured)
+        every = math.ceil(len(settings) / MAX_NAMED)
+        x_ticks = {setting: f"{setting:g}" for setting in settings[::every]}
+    chart = Chart(
+        header[1],
+        (min(settings), max(settings)),
+        (low, high),
+        labels=(header[0].replace("_", " "), header[1].replace("_", " ")),
+        size=(640, 380),
+        left=80,
+        x_ticks=x_ticks,
+        log="x",
+    )
+    chart.add_points(*select_points(settings, measured, low, high))
+    chart.add_line(*select_points(settings, line, low, high))
+    chart.add_line([value, value], [low, high], "rule")
+    return write_picture(table, word, chart.to_svg())
+
+
+def select_points(x: Sequence[float], y: Sequence[float], low: float, high: float) -> tuple[list[float], list[float]]:
+    """Returns the coordinates of the points that are not below `low` or above `high`."""
+    shown_x = []
+    shown_y = []
+    for one_x, one_y in zip(x, y, strict=True):
+        if low <= one_y <= high:
+            shown_x.append(one_x)
+            shown_y.append(one_y)
+    return shown_x, shown_y

@@ -1,0 +1,44 @@
+"""The task of a run that is a trial. Its work is imported when it runs, as it needs TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scaleflow.features.search.trial_kinds import RateTest, Trial, to_params
+from scaleflow.runs import Task, WorkerProcess
+
+if TYPE_CHECKING:
+    from scaleflow.features.search.trials import BatchSizeTrial, RateTrial
+
+
+@dataclass(frozen=True)
+class FindSetting(Task):
+    """Trains for a short time to find a setting."""
+
+    trial: Trial  # which setting, and how
+
+    def run(self, process: WorkerProcess) -> None:
+        """Builds the trial, reports `ready`, and takes its steps."""
+        from scaleflow.runs.user_metrics import user_metrics
+        from scaleflow.worker.ready import list_params, report_ready
+
+        process.lock_folder()
+        made = make_trial(process, self.trial)
+        process.explain = made.setup.explain
+        params = to_params(self.trial, list_params(process.spec.plan, made.setup))
+        report_ready(process, made.setup, self.trial.label, params)
+        with user_metrics(lambda name, value: None):  # user code may log during training
+            made.run()
+
+
+def make_trial(process: WorkerProcess, trial: Trial) -> RateTrial | BatchSizeTrial:
+    """Builds a trial. Raises ConfigError if it cannot work."""
+    from scaleflow.features.search.trials import BatchSizeTrial, RateTrial
+    from scaleflow.worker.runtime import make_startup_timer
+
+    spec = process.spec
+    timer = make_startup_timer(spec)
+    if isinstance(trial, RateTest):
+        return RateTrial(spec, trial, process.emit, should_stop=process.should_stop, startup_timer=timer)
+    return BatchSizeTrial(spec, process.emit, process.should_stop, startup_timer=timer)
