@@ -9,7 +9,8 @@ from scaleflow.features.search.trial_kinds import RateTest, Trial, to_params
 from scaleflow.runs import Task, WorkerProcess
 
 if TYPE_CHECKING:
-    from scaleflow.features.search.trials import BatchSizeTrial, RateTrial
+    from scaleflow.features.search.batch_size_trial import BatchSizeTrial
+    from scaleflow.features.search.rate_trial import RateTrial
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class FindSetting(Task):
 
 def make_trial(process: WorkerProcess, trial: Trial) -> RateTrial | BatchSizeTrial:
     """Builds a trial. Raises ConfigError if it cannot work."""
-    from scaleflow.features.search.trials import BatchSizeTrial, RateTrial
+    from scaleflow.features.search.batch_size_trial import BatchSizeTrial
+    from scaleflow.features.search.rate_trial import RateTrial
     from scaleflow.worker.runtime import make_startup_timer
 
     spec = process.spec
