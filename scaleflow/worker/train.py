@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.errors import ConfigError
+from scaleflow.features.baselines.data import report_baselines, write_baseline_data
+from scaleflow.features.baselines.process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
 from scaleflow.interfaces.clock import measure_since
@@ -17,8 +19,6 @@ from scaleflow.runs import RunSpec, RunState, WorkerProcess
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.user_metrics import user_metrics
-from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
-from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.worker.build import build_training
 from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import guard, is_loss_of_peer

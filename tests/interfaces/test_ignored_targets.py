@@ -57,7 +57,7 @@ def test_they_are_a_stratum_of_their_own(kind: Any) -> None:
 
 
 def test_fitted_baselines_are_not_fitted_to_them() -> None:
-    from scaleflow.worker.baseline_data import to_matrices
+    from scaleflow.features.baselines.data import to_matrices
 
     rows = Arrays({"x": np.arange(4.0)}, np.array([[1.0], [IGNORED], [0.0], [IGNORED]]), np.arange(4.0) + 1)
     found = to_matrices(rows, {"x": Inputs((), "float32")}, classes=0, ignore=IGNORED)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.evaluation.fit_baselines import fit_and_write
+from scaleflow.features.baselines.fit import fit_and_write
 from scaleflow.interfaces import FAILED_FIT, Inputs, Outputs
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.runs import RunFolder
@@ -102,7 +102,7 @@ def test_without_an_evaluation_no_baselines_are_fitted(isolated: Callable[..., A
 
 
 def write_texts(folder: Path) -> str:
-    from scaleflow.worker.baseline_data import write_baseline_data
+    from scaleflow.features.baselines.data import write_baseline_data
 
     inputs = {"town": Inputs((), "string"), "size": Inputs((), "float32")}
     splits: Any = SimpleNamespace(test=object(), folds=0, inputs=inputs)
@@ -118,7 +118,7 @@ def test_a_text_has_no_baseline_that_learns(tmp_path: Path) -> None:
 
 
 def test_baselines_that_cannot_be_fitted_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scaleflow.evaluation import baseline_models
+    from scaleflow.features.baselines import models as baseline_models
 
     def fail(*arguments: Any) -> Any:
         raise MemoryError("no memory")

@@ -1,4 +1,4 @@
-"""Fits baselines in their own process: `python -m scaleflow.evaluation.fit_baselines ROWS METRICS OUTPUTS`.
+"""Fits baselines in their own process: `python -m scaleflow.features.baselines.fit ROWS METRICS OUTPUTS`.
 
 The arguments are paths of files: it reads the rows, and writes the metrics, and outputs if the rows ask for them. It
 imports neither TensorFlow nor `scaleflow.runs`, because the run waits for it at its end.
@@ -41,7 +41,7 @@ def fit_and_write(rows: Path, metrics: Path, outputs: Path) -> None:
     try:
         import numpy as np
 
-        from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
+        from scaleflow.features.baselines.models import BaselineData, fit_baselines
 
         data = BaselineData.load(rows)
         answers: dict[str, Any] = {}

@@ -72,7 +72,7 @@ def fit_meanwhile(spec: RunSpec, emit: Emit) -> Iterator[BaselineProcess]:
 def start_process(files: RunFolder) -> subprocess.Popen[bytes]:
     paths = [str(path) for path in (files.baseline_data, files.baselines, files.baseline_outputs)]
     return subprocess.Popen(
-        [sys.executable, "-m", "scaleflow.evaluation.fit_baselines", *paths],
+        [sys.executable, "-m", "scaleflow.features.baselines.fit", *paths],
         stdin=subprocess.PIPE,  # nothing is written: the process ends when this one does
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -22,13 +22,13 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
-from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, make_models
-from scaleflow.evaluation.fit_baselines import fit_and_write
+from scaleflow.features.baselines.data import report_baselines, write_baseline_data
+from scaleflow.features.baselines.fit import fit_and_write
+from scaleflow.features.baselines.models import BaselineData, fit_baselines, make_models
+from scaleflow.features.baselines.process import BaselineProcess, fit_meanwhile
 from scaleflow.interfaces import BOOSTING, FAILED_FIT, Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
-from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
-from scaleflow.worker.baseline_process import BaselineProcess, fit_meanwhile
 from tests.launcher.test_supervisor import wait_for
 
 
@@ -67,7 +67,7 @@ def test_metrics_are_those_of_scikit_learn(is_weighted: bool, tmp_path: Path) ->
 COUNT_THREADS = """
 import numpy as np
 from threadpoolctl import threadpool_info
-from scaleflow.evaluation import baseline_models
+from scaleflow.features.baselines import models as baseline_models
 
 def score_baseline(*_, **named):
     return {"threads": max(each["num_threads"] for each in threadpool_info() if each["user_api"] == "openmp")}
@@ -188,7 +188,7 @@ DIE = """
 import os, sys
 from pathlib import Path
 from scaleflow.runs import RunFolder
-from scaleflow.worker.baseline_process import start_process
+from scaleflow.features.baselines.process import start_process
 print(start_process(RunFolder(Path(sys.argv[1]))).pid, flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -209,7 +209,7 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
 IMPORTED = """
 import sys
 from pathlib import Path
-from scaleflow.evaluation.fit_baselines import fit_and_write
+from scaleflow.features.baselines.fit import fit_and_write
 fit_and_write(*(Path(path) for path in sys.argv[1:]))
 print({"tensorflow", "keras", "mlflow", "omegaconf", "sklearn"} & {*sys.modules})
 """

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.features.baselines.process import FITTED_BASELINES, BaselineProcess
 from scaleflow.interfaces import BOOSTING, FAILED_FIT, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
-from scaleflow.worker.baseline_process import FITTED_BASELINES, BaselineProcess
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     if texts := [name for name, each in name_leaves(splits.inputs).items() if each.dtype == "string"]:
         raise ValueError(f"the input {texts[0]} is text, and they take numbers")
     from scaleflow import dataset
-    from scaleflow.evaluation.baseline_models import BaselineData
+    from scaleflow.features.baselines.models import BaselineData
 
     classes = {"classification": outputs.shape[-1], "binary": 2}.get(outputs.kind, 0)
     if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
