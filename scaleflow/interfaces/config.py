@@ -412,7 +412,6 @@ class EvaluationOptions:
     calibrate: Literal["auto"] | None = None
     interval: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
     sets: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
-    baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
 
     @property
     def own_threshold(self) -> float | None:

@@ -56,7 +56,7 @@ ENDS: Mapping[str, Mode] = {
 SUFFIXES = re.compile(r"(_at_threshold|_low|_high|_\d+|_(macro|micro|weighted|samples|ovr|ovo))$")
 
 #: What a name begins with, but that is not of the metric: splits, baselines, measurements of the machine.
-PREFIXES = frozenset({"train", "val", "test", "all", "validation", "baseline", "boosting", "linear", "perf", "system"})
+PREFIXES = frozenset({"train", "val", "test", "all", "validation", "baseline", "perf", "system"})
 
 #: Begins the names of scikit-learn's scorers that turn the sign of a loss. `neg_recall` is no such scorer: it may be
 #: the recall of the negative class.
@@ -80,6 +80,8 @@ def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode 
     while len(parts) > 1 and parts[0] in PREFIXES:
         parts = parts[1:]
         names.append("/".join(parts))
+    if metric.startswith("baseline/"):
+        names.append(parts[-1])  # the rest may begin with the name of a fitted model, as in `baseline/boosting/auc`
     for name in names:
         for each in (name, *strip_suffixes(name)):
             if known and known.get(each) in ("min", "max"):

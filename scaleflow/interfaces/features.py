@@ -92,6 +92,10 @@ class Feature:
     #: What its commands write at the top of their own run's folder, as patterns of names, by the file that tells that
     #: the folder is of such a run: `stage.log` in that of a stage.
     command_files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Models that it fits to the rows of a run, to compare the run's model with, by the names that their metrics have:
+    #: `baseline/NAME/METRIC`. The results of the run, and its page, show these metrics next to those of its own model.
+    #: Each value says what the model is; `baseline/rows` is the number of rows if they did not get all.
+    compared_models: Mapping[str, str] = field(default_factory=dict)
     #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
     conf: str = ""
     #: What each config includes from `conf`, as entries of Hydra's list of defaults.
@@ -119,6 +123,8 @@ class Feature:
     #: Names of tables that it writes at the top of a run's folder, and that are artifacts of the run. Pictures of them
     #: have the same names with another suffix.
     run_files: Sequence[str] = ()
+    #: Other files that it writes at the top of a run's folder, as patterns of names.
+    other_files: Sequence[str] = ()
     #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
     launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
@@ -231,6 +237,14 @@ def import_feature_events() -> None:
 
 def list_run_files() -> list[str]:
     return [name for feature in list_features().values() for name in feature.run_files]
+
+
+def list_compared_models() -> Mapping[str, str]:
+    """Returns what features fit to the rows of a run to compare its model with: what it is, by its name in metrics."""
+    models: dict[str, str] = {}
+    for feature in list_features().values():
+        models |= feature.compared_models
+    return models
 
 
 def list_conf_folders() -> list[Path]:

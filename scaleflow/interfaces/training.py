@@ -347,12 +347,6 @@ PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held
 #: The name of the number of examples of a split with outputs that are not finite, among the values of an evaluation.
 NOT_FINITE = "not_finite"
 
-#: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
-FITTED = BOOSTING, LINEAR = "boosting", "linear"
-
-#: In the file of the metrics of these: why they could not be fitted.
-FAILED_FIT = "not fitted"
-
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.
 STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"

@@ -133,7 +133,8 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
         fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
         if fitted and known.fitted_rows:
-            fitted[-1] += f", both of {known.fitted_rows:,} training rows"
+            which = "both of" if len(fitted) == 2 else "of"
+            fitted[-1] += f", {which} {known.fitted_rows:,} training rows"
         parts += fitted
         rows.append((name.replace("/", " "), format_with_interval(shown.metrics, name, "; ".join(parts))))
     return rows

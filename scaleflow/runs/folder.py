@@ -97,9 +97,6 @@ class RunFolder:
     seen = FolderEntry("seen.npy")  # which examples of an evaluated split the model's run was trained on
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
-    baseline_data = FolderEntry("baseline_data.npz")  # rows for the baselines, until these are fitted
-    baseline_outputs = FolderEntry("baseline_outputs.npz")  # their outputs, until the end of the run
-    baselines = FolderEntry("baselines.json")  # their metrics
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
@@ -213,6 +210,8 @@ class RunFolder:
         entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
         patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
         patterns += [f"{Path(table).stem}.*" for table in list_run_files()]
+        for feature in list_features().values():
+            patterns += feature.other_files
         for files in (COMMAND_FILES, *(feature.command_files for feature in list_features().values())):
             for mark, more in files.items():
                 if (self.path / mark).exists():

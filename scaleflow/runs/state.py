@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal, Self
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import FITTED, Status
+from scaleflow.interfaces import Status
 from scaleflow.interfaces.events import (
     CheckpointSaved,
     DescriptionSet,
@@ -30,6 +30,7 @@ from scaleflow.interfaces.events import (
     UploadAwaited,
     Waiting,
 )
+from scaleflow.interfaces.features import list_compared_models
 from scaleflow.runs.event_log import EventReader, read_last_event
 from scaleflow.runs.folder import RunFolder
 
@@ -44,7 +45,7 @@ BASELINE = "baseline/"
 #: Prefix of the tags with the length that commands gave a run which resumed it, as JSON: `scaleflow.training.epochs`.
 LENGTH_TAG = "scaleflow.training."
 
-#: The number of rows that baselines were fitted to, if they did not get all.
+#: The number of rows that the compared models were fitted to, if they did not get all.
 FITTED_ROWS = "baseline/rows"
 
 
@@ -229,12 +230,12 @@ class RunState:
         return values
 
     def find_fitted_baselines(self, name: str) -> dict[str, float]:
-        """Returns the values of a metric, such as `test/rmse`, of the models that the launcher has fitted, by model.
+        """Returns the values of a metric, such as `test/rmse`, of the models that features have fitted, by model.
 
         They are of the split that the run's results are of.
         """
         split, _, metric = name.partition("/")
-        values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in FITTED}
+        values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in list_compared_models()}
         is_result = next(iter(self.results), "").startswith(f"{split}/")
         return {model: value for model, value in values.items() if value is not None and is_result}
 

@@ -41,7 +41,7 @@ from scaleflow.interfaces.hooks import ReadData, WorkerHook
 from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
-from scaleflow.worker.hooks import call_after_data, load_hooks
+from scaleflow.worker.hooks import call_after_data, load_hooks, looks_at_data
 from scaleflow.worker.metadata import RunMetadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, setup_runtime
 
@@ -68,7 +68,7 @@ def make_look(
     known = earlier.state.schema if earlier is not None and is_resumed else {}
     if plan.dataset.check == "none":
         return (lambda splits: known) if known else None
-    if plan.dataset.check == "refuse" and not hooks:
+    if plan.dataset.check == "refuse" and not any(looks_at_data(hook) for hook in hooks.values()):
         raise ConfigError("dataset.check=refuse: there is no feature that looks at data; use dataset.check=none")
 
     def look(splits: Splits) -> Mapping[str, Any]:

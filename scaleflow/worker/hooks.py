@@ -31,6 +31,11 @@ def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
     return hooks
 
 
+def looks_at_data(hook: WorkerHook) -> bool:
+    """Returns whether a hook does something with the data of a run."""
+    return type(hook).after_data is not WorkerHook.after_data
+
+
 def refuses_run(error: Exception) -> bool:
     """Returns whether an error in a hook before `ready` refuses the run, or is not the hook's own."""
     return isinstance(error, ConfigError) or is_loss_of_peer(error)

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.errors import ConfigError
-from scaleflow.features.baselines.data import report_baselines, write_baseline_data
-from scaleflow.features.baselines.process import FITTED_BASELINES, BaselineProcess, fit_meanwhile
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import Emit, ModelExported, Note, PhaseBegan, RunEnded
-from scaleflow.interfaces.extras import guard_extra
 from scaleflow.runs import RunSpec, RunState, WorkerProcess
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
@@ -31,7 +28,7 @@ from scaleflow.worker.hooks import (
     make_after_epoch,
 )
 from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
-from scaleflow.worker.ready import is_first_report, list_params, report_ready
+from scaleflow.worker.ready import list_params, report_ready
 from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
 from scaleflow.worker.runtime import make_startup_timer
 from scaleflow.worker.trainer import Trainer
@@ -53,7 +50,6 @@ def train_model(process: WorkerProcess) -> None:
     trainer.worker_sync = make_worker_sync(trainer)
     data_changes = check_resumed_data(trainer)
     trainer.session = make_session(trainer)
-    write_baselines(trainer)
     process.explain = trainer.setup.explain
     process.after_failure = partial(finish_failed, trainer.session)
     params = list_params(trainer.plan, trainer.setup)
@@ -65,8 +61,7 @@ def train_model(process: WorkerProcess) -> None:
     import_ahead(trainer.setup)
     try:
         call_at_ready(trainer.setup.hooks, trainer.run)
-        with fit_meanwhile(trainer.spec, trainer.emit) as baselines:
-            train_and_export(trainer, baselines)
+        train_and_export(trainer)
     finally:
         close_hooks(trainer.setup.hooks, trainer.emit)
 
@@ -281,25 +276,7 @@ def make_tracer(trainer: Trainer) -> StepTracer | None:
     return StepTracer(options, spec.files.profile, spec.file_name, emit=emit, facts=read_facts, in_child=is_in_child)
 
 
-def write_baselines(trainer: Trainer) -> None:
-    """Writes what baselines are fitted to, except for jobs of a sweep, which share their data.
-
-    Raises ConfigError if it reads a row that cannot be used: the training would meet it.
-    """
-    spec = trainer.spec
-    setup = trainer.setup
-    plan = spec.plan
-    if not is_first_report(spec, setup) or spec.parent is not None or plan.debug.fast or plan.evaluation.name == "none":
-        return
-    keeps = bool(plan.objective.metrics) and plan.objective.levels is None
-    outputs, most = setup.source.outputs, plan.evaluation.baselines
-    with guard_extra(
-        FITTED_BASELINES, lambda text: trainer.emit(Note(text)), lambda error: isinstance(error, ConfigError)
-    ):
-        write_baseline_data(setup.splits, outputs, most, files=spec.files, keeps_outputs=keeps)
-
-
-def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
+def train_and_export(trainer: Trainer) -> None:
     """Trains to the end, or until it has to stop, exports the model, and reports the end."""
     spec = trainer.spec
     session = trainer.session
@@ -336,8 +313,6 @@ def train_and_export(trainer: Trainer, baselines: BaselineProcess) -> None:
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:
-        with guard(FITTED_BASELINES, emit):
-            report_baselines(spec.files, baselines, emit, trainer.should_stop, objective=setup.engine.objective)
         call_at_end(trainer.setup.hooks, trainer.run)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.

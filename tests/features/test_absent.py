@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,10 @@ def words_of(feature: Feature) -> list[str]:
     """Words that only this feature knows."""
     engines = [f"cluster={feature.name}"] if feature.engines else []
     placeholders = [f"{each.key}={each.word}" for each in feature.placeholders]
-    return [*(command.name for command in feature.commands), *engines, *placeholders]
+    keys = []
+    if feature.section is not None:
+        keys = [f"{feature.group or feature.name}.{each.name}=null" for each in fields(feature.section)]
+    return [*(command.name for command in feature.commands), *engines, *placeholders, *keys]
 
 
 def check_without(names: Collection[str], folder: Path) -> str:
@@ -84,7 +88,8 @@ def check_without(names: Collection[str], folder: Path) -> str:
         assert f"exit code 0 of {line}\n" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-3000:]
     for word in unknown:
         assert f"exit code 2 of {word}\n" in ended.stdout
-        assert word.removeprefix("cluster=") in ended.stderr
+        name, _, value = word.partition("=")
+        assert (value if name == "cluster" else name) in ended.stderr
     help_page = ended.stdout.partition("exit code 0 of --help")[0]
     assert "scaleflow sync " in help_page
     for word in unknown:

@@ -52,6 +52,7 @@ def test_what_the_run_knows_comes_first() -> None:
         for each in ("val_top3", "test/top3_low", "test/f1/loss_high", "val/wave/mine", "test/linear/odd", "test/top")
     ]
     assert found == ["max", "max", "max", "min", "max", None]
+    assert find_direction("baseline/boosting/top3", known) == "max"
     assert find_directions("mae", "r2") == {"mae": "min", "r2": "max"}
     with pytest.raises(ValueError, match="not known whether larger or smaller values of profit are better"):
         is_smaller_better("profit")

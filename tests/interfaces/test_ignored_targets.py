@@ -10,7 +10,7 @@ import pytest
 from scaleflow.dataset.reading.division import find_strata
 from scaleflow.dataset.schema import make_sample
 from scaleflow.features.checks.rules import find_class_faults, find_contradictions
-from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.interfaces import Inputs, Outputs
 
 IGNORED = -999
 
@@ -54,18 +54,6 @@ def test_they_are_a_stratum_of_their_own(kind: Any) -> None:
     plain = find_strata(targets[~is_ignored], Outputs(kind, (2,) if kind == "classification" else (1,)))
     assert strata[is_ignored].tolist() == [0, 0]
     assert strata[~is_ignored].tolist() == (plain + 1).tolist()
-
-
-def test_fitted_baselines_are_not_fitted_to_them() -> None:
-    from scaleflow.features.baselines.data import to_matrices
-
-    rows = Arrays({"x": np.arange(4.0)}, np.array([[1.0], [IGNORED], [0.0], [IGNORED]]), np.arange(4.0) + 1)
-    found = to_matrices(rows, {"x": Inputs((), "float32")}, classes=0, ignore=IGNORED)
-    assert {name: np.ravel(each).tolist() for name, each in found.items()} == {
-        "features": [0, 2],
-        "targets": [1, 0],
-        "weights": [1, 3],
-    }
 
 
 def test_a_difference_of_runs_is_of_the_targets_that_count() -> None:

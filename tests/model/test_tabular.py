@@ -15,7 +15,6 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from tests.conftest import Command
 from tests.event_log import events_in
-from tests.launcher.test_supervisor import LongRun, processes, wait_for
 
 QUANTILES = tuple(np.linspace(-2, 2, 49).tolist())
 COLUMNS = {
@@ -225,7 +224,7 @@ def read_values(folder: Path) -> dict[str, float]:
     return values
 
 
-def test_a_run_of_a_table_validates_out_of_fold_and_ends_with_baselines(tmp_path: Path) -> None:
+def test_a_run_of_a_table_validates_out_of_fold(tmp_path: Path) -> None:
     write_noise(tmp_path)
     command = Command(tmp_path)
     long = ("training.epochs=40", "evaluation.importance=50", "checkpoint.every_epochs=10")
@@ -239,25 +238,9 @@ def test_a_run_of_a_table_validates_out_of_fold_and_ends_with_baselines(tmp_path
     assert values["train/loss"] < 0.75 * values["val/loss"], "validation is of rows that a member has not seen"
     assert values["val/loss"] > 0.9
     assert values["test/loss"] < values["val/loss"], "the best epoch is tested"
-    assert re.search(r"test rmse .*; boosting [\d.]+; linear [\d.]+", said), said
-    assert {f"baseline/{name}/rmse" for name in ("boosting", "linear")} <= set(values)
-    assert not (tmp_path / "run" / "baseline_data.npz").exists()
     assert "cannot be measured" not in said
     assert "cannot write" not in said, "as a .keras file"
     assert re.search(r"^noise.csv-\w+-tabular-", said, re.M)
-
-
-def test_a_run_whose_baselines_are_killed_goes_on_without_them(command: Command) -> None:
-    write_noise(command.folder)
-    run = LongRun(command, *WORDS, "training.epochs=40", "hydra.run.dir=run", only=True)
-    fitting = wait_for(lambda: [child for each in processes(command.folder / "run") for child in each.children()])
-    fitting[0].kill()
-    assert run.end() == 0, run.err.read_text()
-    events = events_in(command.folder / "run" / "events.jsonl")
-    notes = [event["text"] for event in events if event["event"] == "note"]
-    assert any(note.endswith("(their process ended with exit code -9)") for note in notes), notes
-    assert not any(name.startswith("baseline/boosting") for name in read_values(command.folder / "run"))
-    assert not (command.folder / "run" / "baseline_data.npz").exists()
 
 
 COIN_COLUMNS = ("number", "town", "text", "day")

@@ -75,7 +75,7 @@ def test_the_hooks_of_used_features_are_loaded(monkeypatch: pytest.MonkeyPatch, 
 
 
 def look_without_features() -> dict[str, Any]:
-    """In a child: what is kept and told of data if no feature has a hook."""
+    """In a child: what is kept and told of data if no feature looks at data."""
     import numpy as np
 
     from scaleflow import dataset
@@ -100,7 +100,9 @@ def look_without_features() -> dict[str, Any]:
         events: list[Any] = []
         source = Points()
         try:
-            look = make_look(plan, {}, source, None, False, SingleProcess(), events.append, events.append)
+            look = make_look(
+                plan, {"other": WorkerHook()}, source, None, False, SingleProcess(), events.append, events.append
+            )
         except ConfigError as error:
             found[check] = str(error)
             continue

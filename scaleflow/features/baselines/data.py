@@ -1,154 +1,181 @@
-"""Writes the rows to which baselines are fitted, and reports their metrics at the end of the run."""
+"""Writes the rows that baselines are fitted to, and those that they are compared on."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.features.baselines.process import FITTED_BASELINES, BaselineProcess
-from scaleflow.interfaces import BOOSTING, FAILED_FIT, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
-from scaleflow.interfaces.events import Emit, MetricsLogged, Note, PhaseBegan
-from scaleflow.runs import RunFolder
+import numpy as np
+
+from scaleflow.features.baselines.models import BaselineData, count_trees
+from scaleflow.interfaces import Arrays, Inputs, Outputs, Rows, name_leaves
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from scaleflow.dataset import Splits
 
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
-#: The most values of all features, times the classes if there are several: boosting grows a tree for each. This bounds
-#: the time, and no clock does: what a run records must not depend on the machine.
-MOST_VALUES = 50_000_000
+#: The number of values of all features, times the classes if there are several: boosting grows a tree for each class.
+#: This bounds the time, and no clock does: what a run records must not depend on the machine.
+MAX_VALUES = 50_000_000
 
-#: The most rows that are read only for the baselines, if the split is read while training.
-MOST_STREAMED = 100_000
+#: The number of rows that are read only for the baselines, if the split is read while training.
+MAX_STREAMED = 100_000
 
-#: The fewest training rows for a useful baseline, and the most classes: with more, boosting takes minutes.
-FEWEST_ROWS, MOST_CLASSES = 20, 50
+#: With fewer training rows, a baseline says nothing.
+MIN_ROWS = 20
+
+#: With more classes, boosting takes minutes.
+MAX_CLASSES = 50
 
 
-def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolder, keeps_outputs: bool = False) -> None:
-    """Writes the rows of a table, or a sample of more than `most`, for the baselines. Other data has none.
+def write_baseline_data(splits: Splits, max_rows: int, path: Path, keeps_outputs: bool = False) -> None:
+    """Writes the rows for the baselines to a file: those of the training split, and those that judge the model.
 
-    `keeps_outputs` says whether the user asked for metrics that the process which fits does not compute.
+    If the training split has more than `max_rows`, it writes a sample. It writes nothing of data that is no table, of
+    kinds of targets that have no baselines, and of a disk that is full, which the run itself will meet.
+
+    Args:
+        keeps_outputs: whether the outputs of the baselines are kept, for metrics that only the worker computes.
+
+    Raises:
+        ValueError: if an input is text: the baselines take numbers.
+        ConfigError: if a row cannot be used.
     """
-    test = splits.test or (None if splits.folds else splits.validation)
-    if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs):
+    outputs = splits.outputs
+    judge = find_judge(splits)
+    if judge is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or not has_baselines(outputs):
         return
-    if not (outputs.is_one_class or (outputs.kind == "regression" and outputs.shape == (1,))):
+    check_numbers(splits.inputs)
+    data = collect_data(splits, judge, outputs, max_rows=max_rows, keeps_outputs=keeps_outputs)
+    if data is None:
         return
-    if texts := [name for name, each in name_leaves(splits.inputs).items() if each.dtype == "string"]:
-        raise ValueError(f"the input {texts[0]} is text, and they take numbers")
-    from scaleflow import dataset
-    from scaleflow.features.baselines.models import BaselineData
-
-    classes = {"classification": outputs.shape[-1], "binary": 2}.get(outputs.kind, 0)
-    if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
-        return
-    trees = classes if classes > 2 else 1
-    most = min(most, MOST_STREAMED) if splits.train.place == "stream" else most
-    columns = sum(each.vocabulary or sum(each.shape) or 1 for each in name_leaves(splits.inputs).values())
-    if (count := min(most, MOST_VALUES // max(columns * trees, 1))) < FEWEST_ROWS:
-        return
-    rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
-    if rows is None or test_rows is None:
-        return
-    arrays = to_matrices(rows, splits.inputs, classes, outputs.ignore)
-    test_arrays = to_matrices(test_rows, splits.inputs, classes, outputs.ignore)
-    if len(arrays["targets"]) < FEWEST_ROWS or not len(test_arrays["targets"]):
-        return
-    arrays |= {f"test_{name}": each for name, each in test_arrays.items()}
-    unit = math.nan if outputs.levels else 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
-        is_sample = len(rows) < len(splits.train)
-        data = BaselineData(**arrays, classes=classes, unit=unit, is_sample=is_sample, keeps_outputs=keeps_outputs)
-        data.save(files.baseline_data)
-    except OSError:  # a full disk, which the run itself will meet
-        files.baseline_data.unlink(missing_ok=True)
+        data.save(path)
+    except OSError:
+        path.unlink(missing_ok=True)
 
 
 def is_table(inputs: Any) -> bool:
-    """Whether examples are rows: several inputs by name, each a value or a list of them."""
+    """Whether examples are rows: several inputs by name, each a value or a list of values."""
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
 
 
-def to_matrices(rows: Arrays, inputs: Any, classes: int, ignore: int | None = None) -> dict[str, Any]:
-    """Returns the features of rows as [n, features] float32, with a place for each word and category, the targets and
-    the weights, as `BaselineData` names them. Rows whose target is `ignore` are left out.
+def has_baselines(outputs: Outputs) -> bool:
+    """Whether the target of a row is one class, or one number."""
+    is_one_number = outputs.kind == "regression" and outputs.shape == (1,)
+    return outputs.is_one_class or is_one_number
+
+
+def find_judge(splits: Splits) -> Rows | None:
+    """Returns the split on which the baselines are compared: the test split, or else the validation split.
+
+    None if there is none: the validation split of folds is the training split.
     """
-    import numpy as np
+    if splits.test is not None:
+        return splits.test
+    return None if splits.folds else splits.validation
 
-    def to_columns(values: Array, spec: Inputs) -> Array:
-        if spec.vocabulary is None:
-            return np.reshape(values, [len(values), -1]).astype(np.float32)
-        places = np.zeros([len(values), spec.vocabulary], np.float32)
-        np.put_along_axis(places, np.reshape(values, [len(values), -1]), 1, axis=1)
-        return places
 
-    values = name_leaves(rows.inputs)
-    features = [to_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
-    targets = np.ravel(rows.targets).astype(np.int64) if classes else np.ravel(rows.targets)
-    found = {"features": np.concatenate(features, axis=1), "targets": targets, "weights": rows.weights}
+def check_numbers(inputs: Any) -> None:
+    """Raises ValueError if an input is text."""
+    for name, each in name_leaves(inputs).items():
+        if each.dtype == "string":
+            raise ValueError(f"the input {name} is text, and they take numbers")
+
+
+def collect_data(
+    splits: Splits, judge: Rows, outputs: Outputs, max_rows: int, keeps_outputs: bool
+) -> BaselineData | None:
+    """Reads the rows of the training split and of `judge`; returns None for too few rows, or too many classes.
+
+    Raises ConfigError if a row cannot be used.
+    """
+    from scaleflow import dataset
+
+    classes = count_classes(outputs)
+    count = limit_rows(splits, max_rows, classes)
+    if classes > MAX_CLASSES or count < MIN_ROWS or len(splits.train) < MIN_ROWS:
+        return None
+    rows = dataset.sample_rows(splits.train, count, splits.transforms)
+    test_rows = dataset.sample_rows(judge, count, splits.transforms)
+    if rows is None or test_rows is None:
+        return None
+    is_sample = len(rows) < len(splits.train)
+    rows = leave_out_ignored(rows, outputs.ignore)
+    test_rows = leave_out_ignored(test_rows, outputs.ignore)
+    if len(rows) < MIN_ROWS or not len(test_rows):
+        return None
+    return BaselineData(
+        features=make_features(rows, splits.inputs),
+        targets=read_targets(rows, classes),
+        weights=rows.weights,
+        test_features=make_features(test_rows, splits.inputs),
+        test_targets=read_targets(test_rows, classes),
+        test_weights=test_rows.weights,
+        classes=classes,
+        unit=find_unit(outputs),
+        is_sample=is_sample,
+        keeps_outputs=keeps_outputs,
+    )
+
+
+def count_classes(outputs: Outputs) -> int:
+    """Returns the number of classes; 0 for numbers."""
+    if outputs.kind == "classification":
+        return outputs.shape[-1]
+    return 2 if outputs.kind == "binary" else 0
+
+
+def limit_rows(splits: Splits, max_rows: int, classes: int) -> int:
+    """Returns how many rows of each split are read: at most `max_rows`, fewer of wide rows and of several classes."""
+    features = sum(count_features(each) for each in name_leaves(splits.inputs).values())
+    values = max(features * count_trees(classes), 1)
+    count = min(max_rows, MAX_VALUES // values)
+    return min(count, MAX_STREAMED) if splits.train.place == "stream" else count
+
+
+def count_features(spec: Inputs) -> int:
+    """Returns how many features an input becomes: one for each number, or for each word or category."""
+    if spec.vocabulary:
+        return spec.vocabulary
+    return spec.shape[0] if spec.shape else 1
+
+
+def leave_out_ignored(rows: Arrays, ignore: int | None) -> Arrays:
+    """Returns the rows without those whose target is `ignore`."""
     if ignore is None:
-        return found
-    is_used = np.ravel(rows.targets) != ignore
-    return {name: None if each is None else each[is_used] for name, each in found.items()}
+        return rows
+    return rows.map(lambda values: values[np.ravel(rows.targets) != ignore])
 
 
-def report_baselines(
-    files: RunFolder,
-    process: BaselineProcess,
-    emit: Emit,
-    should_stop: Callable[[], bool],
-    objective: Objective | None = None,
-) -> None:
-    """Waits for the baselines at the end of the run, unless it is told to stop, and reports their metrics.
-
-    With an objective, these include its metrics, of the outputs that are kept.
-    """
-    if process.is_alive:
-        emit(PhaseBegan("fitting boosting and a linear model, to compare with"))
-    if not process.wait(should_stop):
-        emit(Note(f"{FITTED_BASELINES}, were not fitted, because the run was stopped"))
-        return
-    if process.failure is not None:
-        files.baseline_data.unlink(missing_ok=True)
-        emit(Note(f"{FITTED_BASELINES}: missing, and the rest goes on ({process.failure})"))
-        return
-    try:
-        values = json.loads(files.baselines.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if reason := values.pop(FAILED_FIT, None):
-        emit(Note(f"{FITTED_BASELINES}: missing, and the rest goes on ({reason})"))
-        return
-    if objective is not None and files.baseline_outputs.exists():
-        values = {**measure_kept_outputs(files, objective), **values}
-        files.baseline_outputs.unlink(missing_ok=True)
-    emit(MetricsLogged(0, {f"baseline/{name}": value for name, value in values.items()}))
+def make_features(rows: Arrays, inputs: Any) -> Array:
+    """Returns the inputs of rows as features [n, features] float32, in the order of their names."""
+    values = name_leaves(rows.inputs)
+    columns = [make_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
+    return np.concatenate(columns, axis=1)
 
 
-def measure_kept_outputs(files: RunFolder, objective: Objective) -> dict[str, float]:
-    """Returns the metrics of the baselines' outputs, such as `boosting/auc`, without the loss."""
-    import numpy as np
+def make_columns(values: Array, spec: Inputs) -> Array:
+    """Returns the features of one input, [n, features] float32: its numbers, or 1 for each of its words."""
+    flat = np.reshape(values, [len(values), -1])
+    if spec.vocabulary is None:
+        return flat.astype(np.float32)
+    occurs = np.zeros([len(values), spec.vocabulary], np.float32)
+    np.put_along_axis(occurs, flat, 1, axis=1)
+    return occurs
 
-    from scaleflow import training
 
-    with np.load(files.baseline_outputs) as arrays:
-        targets, *others = (arrays[name] for name in ("targets", BOOSTING, LINEAR))
-        weights = arrays.get("weights")
-    if others[0].shape[1] == 1:
-        targets = targets.astype(np.float32)[:, None]
-    found = {
-        name: training.measure_outputs(objective, targets, each, weights=weights)
-        for name, each in zip(FITTED, others, strict=True)
-    }
-    return {
-        f"{model}/{name}": value
-        for model, values in found.items()
-        for name, value in values.items()
-        if name != "loss" and np.isfinite(value)
-    }
+def read_targets(rows: Arrays, classes: int) -> Array:
+    """Returns the targets [n]: classes as int64, or numbers as they are."""
+    targets = np.ravel(rows.targets)
+    return targets.astype(np.int64) if classes else targets
+
+
+def find_unit(outputs: Outputs) -> float:
+    """Returns what numbers are divided by in the loss; NaN if the loss of the run is that of quantiles."""
+    if outputs.levels:
+        return math.nan
+    return 1.0 if outputs.scaling is None else outputs.scaling[1]

@@ -1,7 +1,7 @@
-"""Fits baselines in their own process: `python -m scaleflow.features.baselines.fit ROWS METRICS OUTPUTS`.
+"""Fits baselines in a process of their own: `python -m scaleflow.features.baselines.fit FOLDER`.
 
-The arguments are paths of files: it reads the rows, and writes the metrics, and outputs if the rows ask for them. It
-imports neither TensorFlow nor `scaleflow.runs`, because the run waits for it at its end.
+FOLDER is that of a run. The process reads the rows there, and writes the metrics, and the outputs if the run asks for
+them. It imports neither TensorFlow nor `scaleflow.runs`, because the run waits for it at its end.
 """
 
 import contextlib
@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import read_reason
-from scaleflow.interfaces import FAILED_FIT
+from scaleflow.features.baselines.files import BaselineFiles
 
 #: The priority of the process: those that train go first.
 NICE = 5
+
+#: In the file of the metrics: why the baselines could not be fitted.
+FAILED_FIT = "not fitted"
 
 
 def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICE)
     threading.Thread(target=end_with_worker, daemon=True).start()
-    rows, metrics, outputs = sys.argv[1:]
-    fit_and_write(Path(rows), Path(metrics), Path(outputs))
+    fit_and_write(BaselineFiles(Path(sys.argv[1])))
 
 
 def end_with_worker() -> None:
@@ -33,32 +35,38 @@ def end_with_worker() -> None:
     os._exit(1)
 
 
-def fit_and_write(rows: Path, metrics: Path, outputs: Path) -> None:
-    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines.
+def fit_and_write(files: BaselineFiles) -> None:
+    """Fits the baselines, writes their metrics, and deletes the rows.
 
-    Then the file of their metrics has the reason.
+    A failure leaves the run without baselines. Then the file of their metrics has the reason.
     """
     try:
-        import numpy as np
-
-        from scaleflow.features.baselines.models import BaselineData, fit_baselines
-
-        data = BaselineData.load(rows)
-        answers: dict[str, Any] = {}
-        values = fit_baselines(data, answers)
-        if data.keeps_outputs:
-            if data.test_weights is not None:
-                answers["weights"] = data.test_weights
-            np.savez(outputs, targets=data.test_targets, **answers)
-        part = metrics.with_suffix(".part")
+        values = fit_rows(files)
+        part = files.metrics.with_suffix(".part")
         part.write_text(json.dumps(values), encoding="utf-8")
-        part.replace(metrics)
+        part.replace(files.metrics)
     except Exception as error:  # such as a full disk, little memory, or a table that scikit-learn cannot fit
         with contextlib.suppress(OSError):
             reason = f"{type(error).__name__}: {read_reason(error)}"
-            metrics.write_text(json.dumps({FAILED_FIT: reason}), encoding="utf-8")
+            files.metrics.write_text(json.dumps({FAILED_FIT: reason}), encoding="utf-8")
     finally:
-        rows.unlink(missing_ok=True)
+        files.rows.unlink(missing_ok=True)
+
+
+def fit_rows(files: BaselineFiles) -> dict[str, float]:
+    """Fits the baselines, and returns their metrics; writes their outputs if the run asks for them."""
+    import numpy as np
+
+    from scaleflow.features.baselines.models import BaselineData, fit_baselines
+
+    data = BaselineData.load(files.rows)
+    outputs: dict[str, Any] = {}
+    values = fit_baselines(data, outputs)
+    if data.keeps_outputs:
+        if data.test_weights is not None:
+            outputs["weights"] = data.test_weights
+        np.savez(files.outputs, targets=data.test_targets, **outputs)
+    return values
 
 
 if __name__ == "__main__":

@@ -1,42 +1,35 @@
-"""The worker's part of fitting baselines: starts the process that does it, and waits for its end.
+"""Starts the process that fits the baselines, and waits for its end.
 
 The process reads the rows in the run's folder, and writes the metrics there, so that a resumed run has them, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-
-from scaleflow.interfaces.events import Emit, Note
-from scaleflow.interfaces.extras import guard_extra
-from scaleflow.runs import RunFolder, RunSpec
-
-#: The baselines, as notes name them.
-FITTED_BASELINES = "boosting and the linear model, to compare with"
+from collections.abc import Callable
+from pathlib import Path
 
 #: Seconds between two looks at whether the run has to stop.
 STOP_SECONDS = 0.1
 
 
 class BaselineProcess:
-    """The process that fits the baselines of a run; None if its folder has no rows for them."""
+    """The process that fits the baselines of a run; without a child, there are none to wait for."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
-        self._process = process
+    def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
+        self._child = child
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.poll() is None
 
     def wait(self, should_stop: Callable[[], bool]) -> bool:
         """Waits for the end of the process; returns False if the run has to stop before."""
-        while self._process is not None:
+        while self._child is not None:
             try:
-                self._process.wait(STOP_SECONDS)
+                self._child.wait(STOP_SECONDS)
                 return True
             except subprocess.TimeoutExpired:
                 if should_stop():
@@ -45,36 +38,25 @@ class BaselineProcess:
 
     @property
     def failure(self) -> str | None:
-        """How a process ended that died, such as by a signal; None if there was none, or it has written a result."""
-        if self._process is None or not self._process.returncode:
+        """How the process died, such as by a signal; None if it did not."""
+        if self._child is None or not self._child.returncode:
             return None
-        return f"their process ended with exit code {self._process.returncode}"
+        return f"their process ended with exit code {self._child.returncode}"
+
+    def end(self) -> None:
+        """Ends the process if it is alive. Then the rows stay, and a resumed run fits the baselines."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
 
 
-@contextlib.contextmanager
-def fit_meanwhile(spec: RunSpec, emit: Emit) -> Iterator[BaselineProcess]:
-    """Fits the baselines to the rows that the chief has written, if there are some, while the block lasts.
-
-    If the process is ended before it is done, the rows stay, and a resumed run fits them.
-    """
-    process = None
-    if spec.records and spec.files.baseline_data.exists():
-        with guard_extra(FITTED_BASELINES, lambda text: emit(Note(text))):
-            process = start_process(spec.files)
-    try:
-        yield BaselineProcess(process)
-    finally:
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-
-def start_process(files: RunFolder) -> subprocess.Popen[bytes]:
-    paths = [str(path) for path in (files.baseline_data, files.baselines, files.baseline_outputs)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "scaleflow.features.baselines.fit", *paths],
+def start_process(folder: Path) -> BaselineProcess:
+    """Starts to fit the baselines to the rows in a run's folder. Raises OSError if that cannot be started."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "scaleflow.features.baselines.fit", str(folder)],
         stdin=subprocess.PIPE,  # nothing is written: the process ends when this one does
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         process_group=0,  # keeps Ctrl-C from the child
     )
+    return BaselineProcess(child)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from scaleflow.config.words import quote_override
-from scaleflow.interfaces import FITTED, name_command
-from scaleflow.interfaces.features import find_untrained_runs
+from scaleflow.interfaces import name_command
+from scaleflow.interfaces.features import find_untrained_runs, list_compared_models
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
@@ -31,7 +31,6 @@ SPACE = "&emsp;"
 HEAD_LINES = 2
 
 BASELINE_NOTE = "The baseline is the best constant prediction: the most frequent class, or the mean."
-FITTED_NOTE = "Boosting is scikit-learn's HistGradientBoosting, linear its logistic or ridge regression, fitted to"
 
 LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
 
@@ -136,16 +135,25 @@ def format_results(state: RunState) -> str:
     if not values:
         return ""
     columns: dict[str, Mapping[str, float | None]] = {"baseline": state.baseline}
-    columns |= {model: {name: state.find_fitted_baselines(name).get(model) for name in values} for model in FITTED}
+    compared = list_compared_models()
+    for model in compared:
+        columns[model] = {name: state.find_fitted_baselines(name).get(model) for name in values}
     known = {title: each for title, each in columns.items() if any(each.get(name) is not None for name in values)}
     rows = [["metric", "value", *known]]
     for name, value in values.items():
         rows.append([name, format_number(value), *(format_optional(column.get(name)) for column in known.values())])
     note = BASELINE_NOTE if "baseline" in known else ""
-    rows_text = f"{state.fitted_rows:,} of these rows" if state.fitted_rows else "the same rows"
-    note += f" {FITTED_NOTE} {rows_text}." if {*FITTED} & {*known} else ""
+    if not compared.keys().isdisjoint(known):
+        note += f" {describe_compared(compared, state)}"
     more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
     return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
+
+
+def describe_compared(compared: Mapping[str, str], state: RunState) -> str:
+    """Returns a sentence on the models that features have fitted, and on their rows."""
+    text = ", ".join(f"{model} {about}" for model, about in compared.items())
+    rows = f"{state.fitted_rows:,} of these rows" if state.fitted_rows else "the same rows"
+    return f"{text[:1].upper()}{text[1:]}, fitted to {rows}."
 
 
 def format_optional(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The models that are fitted beside a training."""
+"""The simple models of a table: what they are fitted to, their process, and their metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,18 +22,19 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
-from scaleflow.features.baselines.data import report_baselines, write_baseline_data
-from scaleflow.features.baselines.fit import fit_and_write
-from scaleflow.features.baselines.models import BaselineData, fit_baselines, make_models
-from scaleflow.features.baselines.process import BaselineProcess, fit_meanwhile
-from scaleflow.interfaces import BOOSTING, FAILED_FIT, Arrays, Inputs, ObjectiveOptions, Outputs
+from scaleflow.errors import ConfigError
+from scaleflow.features.baselines import hook, models
+from scaleflow.features.baselines.data import leave_out_ignored, make_features, read_targets, write_baseline_data
+from scaleflow.features.baselines.files import BaselineFiles
+from scaleflow.features.baselines.fit import FAILED_FIT, fit_and_write
+from scaleflow.features.baselines.hook import BaselinesHook, report_baselines
+from scaleflow.features.baselines.models import BOOSTING, BaselineData, fit_baselines, make_models
+from scaleflow.interfaces import Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, PhaseBegan
-from scaleflow.runs import RunFolder
+from scaleflow.interfaces.hooks import TrainedRun
+from scaleflow.launcher.recording.description import format_results
+from scaleflow.runs import RunFolder, RunState
 from tests.launcher.test_supervisor import wait_for
-
-
-def fit_here(files: RunFolder) -> None:
-    fit_and_write(files.baseline_data, files.baselines, files.baseline_outputs)
 
 
 def draw(classes: int) -> BaselineData:
@@ -50,7 +51,7 @@ def test_metrics_are_those_of_scikit_learn(is_weighted: bool, tmp_path: Path) ->
     if is_weighted:
         replace(draw(0), weights=shares[:200], test_weights=shares[200:]).save(tmp_path / "rows.npz")
         data = BaselineData.load(tmp_path / "rows.npz")
-    found = fit_baselines(data)
+    found = fit_baselines(data, {})
     for name, model in (("linear", Ridge()), ("boosting", HistGradientBoostingRegressor(random_state=0))):
         model.fit(data.features, data.targets, sample_weight=data.weights)
         predicted = model.predict(data.test_features)
@@ -67,14 +68,14 @@ def test_metrics_are_those_of_scikit_learn(is_weighted: bool, tmp_path: Path) ->
 COUNT_THREADS = """
 import numpy as np
 from threadpoolctl import threadpool_info
-from scaleflow.features.baselines import models as baseline_models
+from scaleflow.features.baselines import models
 
 def score_baseline(*_, **named):
     return {"threads": max(each["num_threads"] for each in threadpool_info() if each["user_api"] == "openmp")}
 
-baseline_models.score_baseline = score_baseline
+models.score_baseline = score_baseline
 rows = np.zeros((1, 1))
-print(baseline_models.fit_baselines(baseline_models.BaselineData(rows, rows[0], rows, rows[0], 0, unit=1.0)))
+print(models.fit_baselines(models.BaselineData(rows, rows[0], rows, rows[0], 0, unit=1.0), {}))
 """
 
 
@@ -93,109 +94,187 @@ def test_boosting_takes_fewer_bins_of_many_features(classes: int, features: int,
 
 def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
     data = draw(3)
-    found = fit_baselines(data)
+    found = fit_baselines(data, {})
     model = LogisticRegression(max_iter=1000).fit(data.features, data.targets)
     assert found["linear/loss"] == pytest.approx(log_loss(data.test_targets, model.predict_proba(data.test_features)))
     assert found["linear/accuracy"] == pytest.approx(model.score(data.test_features, data.test_targets))
     assert "rows" not in found
-    assert fit_baselines(replace(data, is_sample=True)) == {**found, "rows": 200}
+    assert fit_baselines(replace(data, is_sample=True), {}) == {**found, "rows": 200}
     data.test_targets[0] = 3
-    unknown = fit_baselines(BaselineData(**{**vars(data), "classes": 4}))
+    unknown = fit_baselines(BaselineData(**{**vars(data), "classes": 4}), {})
     assert "linear/loss" not in unknown
     assert 0 < unknown["linear/accuracy"] < 1
 
 
 def test_the_process_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
-    files = RunFolder(tmp_path)
-    draw(0).save(files.baseline_data)
-    fit_here(files)
-    assert set(json.loads(files.baselines.read_text())) >= {"boosting/rmse", "linear/r2"}
-    assert not files.baseline_data.exists()
-    files.baseline_data.write_bytes(b"no rows")
-    files.baselines.unlink()
-    fit_here(files)
-    assert list(json.loads(files.baselines.read_text())) == [FAILED_FIT], "a failure leaves the run without baselines"
-    assert not files.baseline_data.exists()
+    files = BaselineFiles(tmp_path)
+    draw(0).save(files.rows)
+    fit_and_write(files)
+    assert set(json.loads(files.metrics.read_text())) >= {"boosting/rmse", "linear/r2"}
+    assert not files.rows.exists()
+    files.rows.write_bytes(b"no rows")
+    files.metrics.unlink()
+    fit_and_write(files)
+    assert list(json.loads(files.metrics.read_text())) == [FAILED_FIT], "a failure leaves the run without baselines"
+    assert not files.rows.exists()
 
 
-def make_spec(folder: Path, records: bool = True) -> Any:
-    return SimpleNamespace(files=RunFolder(folder), records=records)
+def make_run(
+    folder: Path, events: list[Event], is_chief: bool = True, should_stop: Callable[[], bool] = lambda: False
+) -> TrainedRun:
+    nothing: Any = None
+    return TrainedRun(
+        plan=nothing,
+        folder=folder,
+        log=folder / "log",
+        is_chief=is_chief,
+        is_resumed=False,
+        is_job=False,
+        splits=nothing,
+        objective=nothing,
+        emit=events.append,
+        should_stop=should_stop,
+    )
+
+
+@contextlib.contextmanager
+def ready(run: TrainedRun) -> Iterator[BaselinesHook]:
+    """Calls the hook as a run does, except for its end."""
+    made = BaselinesHook()
+    made.at_ready(run)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def list_children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
 
 
 def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, hours, events = RunFolder(tmp_path), iter(range(0, 10**9, 3600)), list[Event]()
+    files, hours, events = BaselineFiles(tmp_path), iter(range(0, 10**9, 3600)), list[Event]()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
-    draw(0).save(files.baseline_data)
-    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
-        report_baselines(files, process, events.append, lambda: False)
+    draw(0).save(files.rows)
+    run = make_run(tmp_path, events)
+    with ready(run) as made:
+        made.at_end(run)
     began, logged = events
     assert isinstance(began, PhaseBegan)
     assert isinstance(logged, MetricsLogged)
     assert "baseline/boosting/rmse" in logged.values
-    assert not files.baseline_data.exists()
+    assert not files.rows.exists()
 
 
 def test_a_run_that_has_to_stop_ends_the_process_and_keeps_the_rows_for_a_resumed_run(tmp_path: Path) -> None:
-    files, events = RunFolder(tmp_path), list[Event]()
-    draw(0).save(files.baseline_data)
-    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
-        report_baselines(files, process, events.append, lambda: True)
-        assert process.is_alive
-    assert not process.is_alive
+    files, events, others = BaselineFiles(tmp_path), list[Event](), list_children()
+    draw(0).save(files.rows)
+    run = make_run(tmp_path, events, should_stop=lambda: True)
+    with ready(run) as made:
+        made.at_end(run)
+        assert list_children() - others
+    assert not list_children() - others
     assert isinstance(events[-1], Note)
     assert events[-1].text.endswith("were not fitted, because the run was stopped")
-    assert files.baseline_data.exists()
-    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
-        report_baselines(files, process, events.append, lambda: False)
+    assert files.rows.exists()
+    run = make_run(tmp_path, events)
+    with ready(run) as made:
+        made.at_end(run)
     assert isinstance(events[-1], MetricsLogged)
 
 
 def test_a_process_that_is_killed_leaves_a_note_and_no_rows(tmp_path: Path) -> None:
-    files, events = RunFolder(tmp_path), list[Event]()
-    draw(0).save(files.baseline_data)
-    others = set(psutil.Process().children())  # of other tests of this process
-    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
-        (child,) = set(psutil.Process().children()) - others
+    files, events, others = BaselineFiles(tmp_path), list[Event](), list_children()
+    draw(0).save(files.rows)
+    run = make_run(tmp_path, events)
+    with ready(run) as made:
+        (child,) = list_children() - others
         child.kill()
-        report_baselines(files, process, events.append, lambda: False)
+        made.at_end(run)
     assert isinstance(events[-1], Note)
     assert events[-1].text.endswith("missing, and the rest goes on (their process ended with exit code -9)")
-    assert not files.baseline_data.exists()
+    assert not files.rows.exists()
 
 
 def test_a_process_that_cannot_start_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, events = RunFolder(tmp_path), list[Event]()
-    draw(0).save(files.baseline_data)
+    events = list[Event]()
+    draw(0).save(BaselineFiles(tmp_path).rows)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    with fit_meanwhile(make_spec(tmp_path), events.append) as process:
-        report_baselines(files, process, events.append, lambda: False)
+    run = make_run(tmp_path, events)
+    with ready(run) as made:
+        made.at_end(run)
     (note,) = events
     assert isinstance(note, Note)
     assert "missing, and the rest goes on (FileNotFoundError: " in note.text
 
 
 def test_only_the_chief_starts_a_process_and_only_for_rows(tmp_path: Path) -> None:
-    with fit_meanwhile(make_spec(tmp_path), print) as process:
-        assert not process.is_alive
-    draw(0).save(RunFolder(tmp_path).baseline_data)
-    with fit_meanwhile(make_spec(tmp_path, records=False), print) as process:
-        assert not process.is_alive
-        assert process.wait(lambda: False)
+    events, others = list[Event](), list_children()
+    with ready(make_run(tmp_path, events)):
+        assert list_children() == others
+    draw(0).save(BaselineFiles(tmp_path).rows)
+    with ready(make_run(tmp_path, events, is_chief=False)) as made:
+        assert list_children() == others
+        made.at_end(make_run(tmp_path, events))
+    assert not events
+
+
+@pytest.mark.parametrize(
+    ("words", "is_new", "wanted"),
+    [
+        ([], True, [1_000_000]),
+        (["evaluation=full", "evaluation.baselines=300"], True, [300]),
+        (["evaluation.baselines=0"], True, []),
+        (["evaluation=none"], True, []),
+        (["debug=fast"], True, []),
+        ([], False, []),
+    ],
+)
+def test_only_a_new_run_with_an_evaluation_writes_their_rows(
+    words: list[str], is_new: bool, wanted: list[int], plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(hook, "write_baseline_data", lambda splits, max_rows, *rest: written.append(max_rows))
+    run = replace(make_run(tmp_path, []), plan=plan(*words))
+    others = [replace(run, is_chief=False), replace(run, is_resumed=True), replace(run, is_job=True)]
+    for each in [run] if is_new else others:
+        BaselinesHook().after_build(each, print)
+    assert written == wanted
+
+
+def test_an_error_in_reading_their_rows_is_a_note_unless_a_row_cannot_be_used(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    events = list[Event]()
+    monkeypatch.setattr(hook, "write_baseline_data", fail)
+    run = replace(make_run(tmp_path, events), plan=plan())
+    error: Exception = ValueError("odd")
+    BaselinesHook().after_build(run, print)
+    (note,) = events
+    assert isinstance(note, Note)
+    assert note.text.startswith("boosting and the linear model, to compare with: missing, and the rest goes on (Value")
+    error = ConfigError("dataset: row 67 cannot be read")
+    with pytest.raises(ConfigError, match="row 67"):
+        BaselinesHook().after_build(run, print)
 
 
 #: Starts the process, says its id, and is killed.
 DIE = """
 import os, sys
 from pathlib import Path
-from scaleflow.runs import RunFolder
+import psutil
 from scaleflow.features.baselines.process import start_process
-print(start_process(RunFolder(Path(sys.argv[1]))).pid, flush=True)
+process = start_process(Path(sys.argv[1]))
+print(*(child.pid for child in psutil.Process().children()), flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
 def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
-    os.mkfifo(RunFolder(tmp_path).baseline_data)  # nobody writes, so that the process reads until it is ended
+    os.mkfifo(BaselineFiles(tmp_path).rows)  # nobody writes, so that the process reads until it is ended
     done = subprocess.run([sys.executable, "-c", DIE, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
     with contextlib.suppress(psutil.NoSuchProcess):  # it is gone already
         child = psutil.Process(int(done.stdout))
@@ -209,23 +288,23 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
 IMPORTED = """
 import sys
 from pathlib import Path
+from scaleflow.features.baselines.files import BaselineFiles
 from scaleflow.features.baselines.fit import fit_and_write
-fit_and_write(*(Path(path) for path in sys.argv[1:]))
+fit_and_write(BaselineFiles(Path(sys.argv[1])))
 print({"tensorflow", "keras", "mlflow", "omegaconf", "sklearn"} & {*sys.modules})
 """
 
 
 def test_the_process_imports_no_tensorflow(tmp_path: Path) -> None:
-    names = [str(tmp_path / name) for name in ("rows.npz", "metrics.json", "outputs.npz")]
-    draw(0).save(tmp_path / "rows.npz")
-    done = subprocess.run([sys.executable, "-c", IMPORTED, *names], capture_output=True, text=True, timeout=120)
+    draw(0).save(BaselineFiles(tmp_path).rows)
+    done = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.stdout == "{'sklearn'}\n", done.stderr
 
 
 def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scaleflow.dataset.batches.rows import to_rows
 
-    files = RunFolder(tmp_path)
+    files = BaselineFiles(tmp_path)
     monkeypatch.setattr(dataset, "sample_rows", lambda each, count, _: each.map(lambda x: x[:count]), raising=False)
 
     def write(count: int, words: int, most: int, classes: int) -> Any:
@@ -233,10 +312,10 @@ def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.Monk
         inputs = {"a": Inputs((1,)), "b": Inputs((), "int32", vocabulary=words)}
         outputs = Outputs("classification", (classes,)) if classes else Outputs("regression", (1,))
         train = to_rows(Arrays(rows, np.zeros(count, "i") if classes else np.zeros((count, 1), "f")))
-        splits: Any = SimpleNamespace(train=train, test=train, inputs=inputs, transforms={})
-        files.baseline_data.unlink(missing_ok=True)
-        write_baseline_data(splits, outputs, most, files)
-        data = BaselineData.load(files.baseline_data) if files.baseline_data.exists() else None
+        splits: Any = SimpleNamespace(train=train, test=train, inputs=inputs, outputs=outputs, transforms={})
+        files.rows.unlink(missing_ok=True)
+        write_baseline_data(splits, most, files.rows)
+        data = BaselineData.load(files.rows) if files.rows.exists() else None
         return data and (len(data.targets), len(data.test_targets), data.is_sample, data.classes)
 
     assert write(12_000, 3, 10**6, 0) == (12_000, 12_000, False, 0)
@@ -252,13 +331,13 @@ def measure_asked(folder: Path) -> dict[str, dict[str, float]]:
 
     found = {}
     for kind, classes, shape, names in (("binary", 2, (1,), ["auc"]), ("classification", 3, (3,), ["f1"])):
-        files, events = RunFolder(folder), list[Event]()
-        replace(draw(classes), keeps_outputs=True).save(files.baseline_data)
-        fit_here(files)
+        files, events = BaselineFiles(folder), list[Event]()
+        replace(draw(classes), keeps_outputs=True).save(files.rows)
+        fit_and_write(files)
         loader = objective.Loader(locate_target, bind_target)
         goal = objective.make_objective(Outputs(kind, shape), ObjectiveOptions(metrics=names), loader=loader)
-        report_baselines(files, BaselineProcess(None), events.append, lambda: False, objective=goal)
-        assert not files.baseline_outputs.exists()
+        report_baselines(files, None, goal, events.append)
+        assert not files.outputs.exists()
         (logged,) = events
         found[kind] = dict(logged.values)
     return found
@@ -276,3 +355,57 @@ def test_metrics_that_the_user_asked_for_are_those_of_scikit_learn(
     model = LogisticRegression(max_iter=300).fit(three.features, three.targets)
     f1 = f1_score(three.test_targets, model.predict(three.test_features), average="macro")
     assert found["classification"]["baseline/linear/f1"] == pytest.approx(f1, abs=1e-6)
+
+
+def test_a_text_has_no_baseline(tmp_path: Path) -> None:
+    inputs = {"town": Inputs((), "string"), "size": Inputs((), "float32")}
+    splits: Any = SimpleNamespace(test=object(), folds=0, inputs=inputs, outputs=Outputs("binary", (1,)))
+    with pytest.raises(ValueError, match="the input town is text, and they take numbers"):
+        write_baseline_data(splits, 100, tmp_path / "rows.npz")
+
+
+def test_baselines_that_cannot_be_fitted_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise MemoryError("no memory")
+
+    files, events = BaselineFiles(tmp_path), list[Event]()
+    draw(0).save(files.rows)
+    monkeypatch.setattr(models, "fit_baselines", fail)
+    fit_and_write(files)
+    assert not files.rows.exists()
+    assert json.loads(files.metrics.read_text())[FAILED_FIT].startswith("MemoryError: no memory")
+    report_baselines(files, None, make_run(tmp_path, events).objective, events.append)
+    (note,) = events
+    assert isinstance(note, Note)
+    assert "missing, and the rest goes on (MemoryError: no memory" in note.text
+
+
+def test_they_are_not_fitted_to_targets_that_do_not_count() -> None:
+    rows = Arrays({"x": np.arange(4.0)}, np.array([[1.0], [-1], [0.0], [-1]]), np.arange(4.0) + 1)
+    used = leave_out_ignored(rows, -1)
+    assert make_features(used, {"x": Inputs((), "float32")}).tolist() == [[0], [2]]
+    assert read_targets(used, classes=0).tolist() == [1, 0]
+    assert used.weights is not None
+    assert used.weights.tolist() == [1, 3]
+
+
+def test_their_files_are_those_of_a_run(tmp_path: Path) -> None:
+    files = BaselineFiles(tmp_path)
+    for path in (files.rows, files.outputs, files.metrics):
+        assert RunFolder(tmp_path).is_own(path.name)
+    assert not RunFolder(tmp_path).is_own("baselines.csv")
+
+
+def test_the_page_of_a_run_shows_them_next_to_its_metrics() -> None:
+    state = RunState()
+    state.apply(MetricsLogged(0, {"baseline/rmse": 8.0, "baseline/linear/rmse": 3.0, "baseline/boosting/rmse": 2.0}))
+    state.apply(MetricsLogged(0, {"baseline/rows": 1000}))
+    state.apply(MetricsLogged(9, {"test/rmse": 2.5}))
+    text = format_results(state)
+    rows = [[cell.strip() for cell in line.replace("&emsp;", "").split("|")[1:-1]] for line in text.splitlines()]
+    assert rows[0] == ["metric", "value", "baseline", "boosting", "linear"]
+    assert rows[2] == ["test/rmse", "2.5", "8", "2", "3"]
+    assert text.endswith(
+        "Boosting is scikit-learn's HistGradientBoosting, linear its logistic or ridge regression, fitted to 1,000 of "
+        "these rows."
+    )
