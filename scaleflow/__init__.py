@@ -52,7 +52,8 @@ def _list_places() -> dict[str, str]:
 
     places = dict(_PLACES)
     for feature in list_features().values():
-        places.update(feature.public_names)
+        for name, module in feature.public_names.items():
+            places.setdefault(name, module)
     return places
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from scaleflow import cluster as package
 from scaleflow.interfaces import Cluster, Plan, Rule
-from scaleflow.interfaces.features import import_named, list_features
+from scaleflow.interfaces.features import import_named, list_features, tell_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,17 @@ def list_engines() -> Mapping[str, ClusterEngine]:
     modules = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
     engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
     for feature in list_features().values():
-        engines += [import_named(place) for place in feature.engines]
+        for place in feature.engines:
+            try:
+                engine = import_named(place)
+                if not isinstance(engine, ClusterEngine):
+                    raise TypeError(f"{place} is no ClusterEngine")
+                if engine.name in [each.name for each in engines]:
+                    raise ValueError(f"there is an engine {engine.name} already")
+            except Exception as error:  # the code of another package
+                tell_problem(feature.name, f"its engine {place} is skipped: {type(error).__name__}: {error}")
+                continue
+            engines.append(engine)
     return {engine.name: engine for engine in sorted(engines, key=lambda engine: (len(engine.own_keys), engine.name))}
 
 

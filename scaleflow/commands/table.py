@@ -2,15 +2,16 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import get_args
 
+from scaleflow.commands.frame import run_command
 from scaleflow.config.synonyms import OTHER_COMMANDS, simplify, translate_path
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.features import Command, CommandGroup, list_features
-from scaleflow.launcher.command_exit import JSON
+from scaleflow.interfaces.features import Command, CommandGroup, list_features, tell_problem
+from scaleflow.launcher.command_exit import JSON, Outcome
 
 #: The commands of the core.
 CORE_COMMANDS = (
@@ -51,12 +52,15 @@ CORE_COMMANDS = (
 def list_commands() -> Mapping[str, Command]:
     """Returns the commands of the core and of the features by their names, in the order of `scaleflow --help`."""
     commands = {command.name: command for command in CORE_COMMANDS}
+    groups = get_args(CommandGroup)
     for feature in list_features().values():
         for command in feature.commands:
             if command.name in commands:
-                raise ConfigError(f"the feature {feature.name} has a command {command.name}, which there is already")
-            commands[command.name] = command
-    groups = get_args(CommandGroup)
+                tell_problem(feature.name, f"its command {command.name} is skipped: there is one already")
+            elif command.group not in groups:
+                tell_problem(feature.name, f"its command {command.name} is skipped: {command.group!r} is no group")
+            else:
+                commands[command.name] = command
     ordered = sorted(commands.values(), key=lambda each: (groups.index(each.group), each.place, each.name))
     return {command.name: command for command in ordered}
 
@@ -72,9 +76,24 @@ def list_other_names() -> Mapping[str, str]:
 
 
 def run_named_command(command: Command, words: Sequence[str]) -> int:
-    """Runs a command with the words after its name; returns the exit code."""
-    main: Callable[[Sequence[str]], int] = import_module(command.module).main
+    """Runs a command with the words after its name; returns the exit code.
+
+    A command of another package may be broken: it is refused with the name of its feature.
+    """
+    try:
+        main: Callable[[Sequence[str]], int] = import_module(command.module).main
+    except Exception as error:
+        if command.module.startswith("scaleflow."):
+            raise
+        main = partial(run_command, partial(refuse_command, command, error))
     return main(words)
+
+
+def refuse_command(command: Command, error: Exception, words: Sequence[str]) -> Outcome:
+    """Raises ConfigError: the module of a command cannot be imported."""
+    names = [feature.name for feature in list_features().values() if any(each is command for each in feature.commands)]
+    reason = f"{type(error).__name__}: {error}"
+    raise ConfigError(f"{command.name}: the feature {', '.join(names)} cannot import {command.module} ({reason})")
 
 
 def find_command(words: Sequence[str]) -> Command | None:

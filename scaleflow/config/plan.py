@@ -23,6 +23,7 @@ from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.conditions import find_keys, find_value, is_applicable
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.evaluation_rules import EVALUATION_RULES
+from scaleflow.config.feature_sections import parse_feature_sections
 from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
 from scaleflow.config.training_rules import TRAINING_RULES
@@ -31,7 +32,7 @@ from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training
-from scaleflow.interfaces.features import import_named, list_features, list_sections
+from scaleflow.interfaces.features import import_named, list_features, list_sections, tell_problem
 from scaleflow.interfaces.versions import to_series
 
 #: For each: the package and the first version that can, the key, when a plan needs it, and what works instead.
@@ -71,8 +72,24 @@ def explain_rule(rule: Rule, plan: Plan) -> str:
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
-    rules = (*RULES, *list_feature_rules(), *find_version_rules(), *engine_rules)
-    return (rule for rule in rules if is_applicable(rule, plan))
+    yield from (rule for rule in RULES if is_applicable(rule, plan))
+    yield from find_feature_rules(plan)
+    yield from (rule for rule in (*find_version_rules(), *engine_rules) if is_applicable(rule, plan))
+
+
+def find_feature_rules(plan: Plan) -> Iterator[Rule]:
+    """Yields the rules of features that apply to a plan. One that cannot be read or shown is told, and skipped."""
+    for feature in list_features().values():
+        for rule in feature.rules:
+            try:
+                applies = is_applicable(rule, plan)
+                if applies:
+                    explain_rule(rule, plan)
+            except Exception as error:  # the code of another package
+                tell_problem(feature.name, f"the rule {rule.when!r} is skipped: {type(error).__name__}: {error}")
+                continue
+            if applies:
+                yield rule
 
 
 def list_rules() -> Sequence[Rule]:
@@ -191,22 +208,6 @@ def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = No
     return parsed
 
 
-def parse_feature_sections(config: Mapping[str, Any]) -> dict[type, Any]:
-    """Parses the keys of features, by the dataclass that describes them. Raises ConfigError as `parse_plan` does."""
-    parsed: dict[type, Any] = {}
-    core = {each.name for each in dataclasses.fields(Plan)}
-    for group, classes in list_sections().items():
-        given = config.get(group) or {}
-        for cls in classes:
-            if group in core:  # the other keys of the group are not the feature's
-                names = {each.name for each in dataclasses.fields(cls)}
-                given_keys = {key: value for key, value in given.items() if key in names}
-            else:
-                given_keys = given
-            parsed[cls] = parse_section(cast(Any, cls), given_keys, group)
-    return parsed
-
-
 def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
     """Returns a plan with other values of some keys, `GROUP.KEY`, or of whole groups.
 
@@ -264,7 +265,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     """
     check_rules(plan)
     for feature in list_features().values():
-        if feature.fill_in and feature.is_used(plan):
+        if feature.fill_in and feature.is_used_by(plan):
             plan = import_named(feature.fill_in)(plan)
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)

@@ -12,17 +12,17 @@ modules as text, which are imported when they are used.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.config import Plan, Rule
+from scaleflow.interfaces.feature_check import check_declaration, list_package_folders
 
 #: The group of the entry points of installed packages.
 ENTRY_POINTS = "scaleflow.features"
@@ -135,18 +135,35 @@ class Feature:
     #: Other features that it imports. Without them, it is skipped.
     needs: Sequence[str] = ()
 
+    @property
+    def config_group(self) -> str:
+        """The config group that its keys are in."""
+        return self.group or self.name
+
+    def is_used_by(self, plan: Plan) -> bool:
+        """Returns whether a plan uses the feature. If it cannot say so, this is told, and it is not used."""
+        try:
+            return bool(self.is_used(plan))
+        except Exception as error:  # the code of another package
+            tell_problem(self.name, f"it cannot say if a run uses it: {type(error).__name__}: {error}")
+            return False
+
 
 @cache
 def list_features() -> Mapping[str, Feature]:
     """Returns the features by their names: each after those that it needs, otherwise in alphabetical order.
 
-    A feature that cannot be imported, or that needs one which is not there, is named on standard error and skipped.
+    Those of other packages come last: what scaleflow has already, they cannot replace.
+
+    A feature that cannot be used is named on standard error and skipped: it cannot be imported, a field has a mistake,
+    another feature has one of its keys, or it needs a feature which is not there.
 
     Raises:
         ConfigError: if two features have the same name.
     """
     features: dict[str, Feature] = {}
-    for source, load in list_declarations():
+    installed: set[str] = set()
+    for source, is_installed, load in list_declarations():
         try:
             feature = load()
             if not isinstance(feature, Feature):
@@ -154,25 +171,50 @@ def list_features() -> Mapping[str, Feature]:
         except Exception as error:
             skip_feature(source, f"it cannot be imported: {error}")
             continue
+        try:
+            if is_installed:
+                check_declaration(feature, {"commands": Command, "placeholders": Placeholder})
+        except ValueError as mistake:
+            skip_feature(feature.name, str(mistake))
+            continue
         if feature.name in features:
             raise ConfigError(f"{source}: there is another feature {feature.name!r}; uninstall one of the two packages")
+        taken = find_taken_key(feature, features.values())
+        if taken:
+            skip_feature(feature.name, taken)
+            continue
         features[feature.name] = feature
-    return order_by_needs(features)
+        if is_installed:
+            installed.add(feature.name)
+    names = sorted(features, key=lambda name: (name in installed, name))
+    return order_by_needs({name: features[name] for name in names})
 
 
-def list_declarations() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yields the place of each feature, for messages, and a function that imports its declaration."""
+def list_declarations() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
+    """Yields for each feature its place, for messages, whether another package has it, and what imports it."""
     for path in sorted(FOLDER.glob("*/feature.py")):
         name = path.parent.name
-        yield name, partial(import_named, f"scaleflow.features.{name}.feature:FEATURE")
+        yield name, False, partial(import_named, f"scaleflow.features.{name}.feature:FEATURE")
     for point in entry_points(group=ENTRY_POINTS):
-        yield f"the entry point {point.name} = {point.value}", point.load
+        yield f"the entry point {point.name} = {point.value}", True, point.load
+
+
+def find_taken_key(feature: Feature, others: Iterable[Feature]) -> str:
+    """Returns which other feature has a key of this one; "" if none has."""
+    for other in others:
+        if feature.section is None or other.section is None or feature.config_group != other.config_group:
+            continue
+        keys = {each.name for each in fields(feature.section)}
+        for key in fields(other.section):
+            if key.name in keys:
+                return f"the feature {other.name} has a key {other.config_group}.{key.name} already"
+    return ""
 
 
 def order_by_needs(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features in the order of `list_features`, without those that lack one that they need."""
+    """Returns the features, each after those that it needs, without those that lack one."""
     ordered: dict[str, Feature] = {}
-    waiting = dict(sorted(features.items()))
+    waiting = dict(features)
     while True:
         ready = [each for each in waiting.values() if set(each.needs) <= set(ordered)]
         if not ready:
@@ -193,6 +235,12 @@ def skip_feature(source: str, why: str) -> None:
     print(f"scaleflow: the feature {source} is skipped: {why}", file=sys.stderr)
 
 
+@cache
+def tell_problem(name: str, problem: str) -> None:
+    """Says once on standard error what does not work in a feature."""
+    print(f"scaleflow: the feature {name}: {problem}", file=sys.stderr)
+
+
 def import_named(place: str) -> Any:
     """Returns what "module:NAME" names."""
     module, _, name = place.partition(":")
@@ -205,7 +253,7 @@ def list_sections() -> Mapping[str, Sequence[type]]:
     sections: dict[str, list[type]] = {}
     for feature in list_features().values():
         if feature.section is not None:
-            sections.setdefault(feature.group or feature.name, []).append(feature.section)
+            sections.setdefault(feature.config_group, []).append(feature.section)
     return sections
 
 
@@ -232,7 +280,10 @@ def import_feature_events() -> None:
     """Imports the modules that define the events of features, which makes their kinds known."""
     for feature in list_features().values():
         for module in feature.events:
-            import_module(module)
+            try:
+                import_module(module)
+            except Exception as error:  # the code of another package
+                tell_problem(feature.name, f"its events {module} are skipped: {type(error).__name__}: {error}")
 
 
 def list_run_files() -> list[str]:
@@ -251,9 +302,8 @@ def list_conf_folders() -> list[Path]:
     """Returns the folders with scaleflow's config options: its own, and those of features."""
     folders = [FOLDER.parent / "conf"]
     for feature in list_features().values():
-        spec = find_spec(feature.conf) if feature.conf else None
-        if spec is not None:
-            folders += [Path(place) for place in spec.submodule_search_locations or ()]
+        if feature.conf:
+            folders += list_package_folders(feature.conf)
     return folders
 
 

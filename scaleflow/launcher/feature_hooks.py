@@ -16,10 +16,13 @@ class FeatureHooks:
         self._run = run
         self._hooks: dict[str, LauncherHook] = {}
         for feature in list_features().values():
-            if not feature.launcher or not feature.is_used(run.plan):
+            if not feature.launcher or not feature.is_used_by(run.plan):
                 continue
             with guard_extra(f"the feature {feature.name}", run.print_note):
-                self._hooks[feature.name] = import_named(feature.launcher)(run)
+                hook = import_named(feature.launcher)(run)
+                if not isinstance(hook, LauncherHook):
+                    raise TypeError(f"{feature.launcher} is no LauncherHook")
+                self._hooks[feature.name] = hook
 
     def on_event(self, event: Event) -> None:
         """Shows an event to all hooks. A hook that fails sees no more events: one note is enough."""

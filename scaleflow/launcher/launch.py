@@ -278,7 +278,7 @@ def find_features_before(spec: RunSpec) -> list[Feature]:
     """Returns the features that do something before a run that trains."""
     if not spec.task.trains:
         return []
-    return [feature for feature in list_features().values() if feature.before_run and feature.is_used(spec.plan)]
+    return [feature for feature in list_features().values() if feature.before_run and feature.is_used_by(spec.plan)]
 
 
 def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopRequest) -> PreparedRun | Outcome:

@@ -29,7 +29,13 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
-from scaleflow.interfaces.features import find_untrained_runs, import_named, list_features
+from scaleflow.interfaces.features import (
+    Feature,
+    find_untrained_runs,
+    import_named,
+    list_features,
+    tell_problem,
+)
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.run_end import EndTask
 from scaleflow.runs import RunFolder, RunSpec, RunState
@@ -286,8 +292,8 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
     for feature in list_features().values():
-        if feature.check and feature.is_used(plan):
-            import_named(feature.check)(plan)
+        if feature.check and feature.is_used_by(plan):
+            run_feature_check(feature, plan)
     if plan.promotion.model is not None:
         check_model_name("promotion.model=", plan.promotion.model)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
@@ -296,6 +302,19 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
             "choose a free one"
         )
     return replace(plan, tracking=resolve_store(plan.tracking))
+
+
+def run_feature_check(feature: Feature, plan: Plan) -> None:
+    """Calls the check of a feature. If it fails by itself, this is told, and the run goes on.
+
+    Raises ConfigError if the check refuses the plan.
+    """
+    try:
+        import_named(feature.check)(plan)
+    except ConfigError:
+        raise
+    except Exception as error:  # the code of another package
+        tell_problem(feature.name, f"its check {feature.check} is skipped: {type(error).__name__}: {error}")
 
 
 def note_copies(plan: Plan) -> str | None:

@@ -23,7 +23,7 @@ def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
     hooks: dict[str, WorkerHook] = {}
     for feature in list_features().values():
         with guard(f"the feature {feature.name}", emit):
-            if feature.worker and feature.is_used(plan):
+            if feature.worker and feature.is_used_by(plan):
                 hook = import_named(feature.worker)()
                 if not isinstance(hook, WorkerHook):
                     raise TypeError(f"{feature.worker} is no WorkerHook")

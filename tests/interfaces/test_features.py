@@ -33,6 +33,7 @@ def test_an_installed_package_adds_a_feature(found: list[EntryPoint]) -> None:
     list_features.cache_clear()
     found.append(point(f"{__name__}:MINE"))
     assert list_features()["mine"] is MINE
+    assert list(list_features())[-1] == "mine"  # after those of scaleflow
     names = list(list_features())
     assert names.index("checks") < names.index("predict") < names.index("language")
 
@@ -88,12 +89,12 @@ def test_features_that_need_each_other_are_skipped(capsys: pytest.CaptureFixture
     ]
 
 
-def test_a_feature_comes_after_those_that_it_needs_otherwise_the_alphabet_counts() -> None:
+def test_a_feature_comes_after_those_that_it_needs() -> None:
     given = {
-        "last": Feature(name="last"),
+        "again": Feature(name="again", needs=("base", "alone")),
         "alone": Feature(name="alone"),
         "base": Feature(name="base", needs=("tools",)),
-        "again": Feature(name="again", needs=("base", "alone")),
+        "last": Feature(name="last"),
         "tools": Feature(name="tools"),
     }
     assert list(order_by_needs(given)) == ["alone", "last", "tools", "base", "again"]

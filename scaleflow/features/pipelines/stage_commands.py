@@ -7,8 +7,7 @@ from typing import Any
 
 from scaleflow.config.compose import config_dir_flags
 from scaleflow.config.words import make_override
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces.features import import_named, list_features
+from scaleflow.interfaces.features import import_named, list_features, tell_problem
 from scaleflow.interfaces.stages import OF_A_RUN, StageCommand
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
@@ -24,15 +23,20 @@ BEST_OUTPUTS = ("overrides", "run_id", "model", "metrics", "folder")
 def list_stage_commands() -> Mapping[str, StageCommand]:
     """Returns the commands that a stage can be by their names, in alphabetical order.
 
-    Raises:
-        ConfigError: if two features have a stage of the same name.
+    A stage that cannot be imported, or has the name of another, is named on standard error and skipped.
     """
     commands: dict[str, StageCommand] = {}
     for feature in list_features().values():
         for place in feature.stages:
-            command = import_named(place)
-            if command.name in commands:
-                raise ConfigError(f"the feature {feature.name} has a stage {command.name}, which there is already")
+            try:
+                command = import_named(place)
+                if not isinstance(command, StageCommand):
+                    raise TypeError(f"{place} is no StageCommand")
+                if command.name in commands:
+                    raise ValueError(f"there is a stage {command.name} already")
+            except Exception as error:  # the code of another package
+                tell_problem(feature.name, f"its stage {place} is skipped: {type(error).__name__}: {error}")
+                continue
             commands[command.name] = command
     return dict(sorted(commands.items()))
 

@@ -169,7 +169,7 @@ def import_all() -> None:
         for module in pkgutil.iter_modules(package.__path__)
     ]
     for name in (*IMPORTED_LATER, *commands, *parts):
-        with contextlib.suppress(ImportError):  # not installed: no command uses it
+        with contextlib.suppress(Exception):  # not installed, or a command of another package that is broken
             importlib.import_module(name)
     keep_config_files()
     with initialize_config_module("scaleflow.conf", version_base="1.3"):

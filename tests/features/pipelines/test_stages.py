@@ -132,11 +132,19 @@ def test_a_feature_adds_a_stage(theirs: None, tmp_path: Path) -> None:
         load_pipeline("mine", [str(make_project(tmp_path, f"stages:\n{stage.replace('hello', 'helo')}"))])
 
 
-def test_two_features_with_one_stage_are_refused(theirs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = Feature(name="again", stages=THEIRS.stages)
-    monkeypatch.setattr(stage_commands, "list_features", lambda: {"again": again, "theirs": THEIRS})
-    with pytest.raises(ConfigError, match="the feature theirs has a stage hello, which there is already"):
-        list_stage_commands()
+def test_a_stage_that_is_there_already_or_cannot_be_imported_is_named_and_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Feature(name="first", stages=THEIRS.stages)
+    again = Feature(name="again", stages=(*THEIRS.stages, f"{__name__}:ABSENT"))
+    monkeypatch.setattr(stage_commands, "list_features", lambda: {"first": first, "again": again})
+    list_stage_commands.cache_clear()
+    assert list(list_stage_commands()) == ["hello"]
+    list_stage_commands.cache_clear()
+    taken, absent = capsys.readouterr().err.splitlines()
+    assert taken.startswith("scaleflow: the feature again: its stage ")
+    assert taken.endswith(" is skipped: ValueError: there is a stage hello already")
+    assert "ABSENT is skipped: AttributeError: " in absent
 
 
 def test_the_files_of_all_stages_are_those_of_a_run_in_the_folder_of_a_stage_only(tmp_path: Path) -> None:
