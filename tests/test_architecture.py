@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from scaleflow.interfaces.features import list_features
+from scaleflow.interfaces.features import Feature, list_features
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "scaleflow"
@@ -442,6 +443,13 @@ def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None
         [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == ""
+
+
+def test_the_page_names_each_field_of_a_feature() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("| field of `Feature` |")[2].partition("\n\n")[0]
+    names = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(names) == sorted(each.name for each in fields(Feature))
 
 
 def test_the_files_that_the_page_names_exist() -> None:

@@ -16,11 +16,12 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
     "engines": str,
     "events": str,
     "run_files": str,
+    "other_files": str,
     "defaults": (str, Mapping),
 }
 
 #: The fields that are mappings, texts or functions.
-MAPPINGS = ("public_names", "command_files")
+MAPPINGS = ("public_names", "command_files", "compared_models")
 TEXTS = ("conf", "group", "check", "fill_in", "before_run", "launcher", "worker", "warm_server")
 
 
