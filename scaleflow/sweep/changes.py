@@ -1,6 +1,6 @@
-"""What the jobs of a sweep read besides their configs: the user's code, and data files.
+"""Finds inputs of a sweep's jobs that have changed: the user's code and the data files.
 
-What a job has read is in the record of its run. Here it is compared with what is there now.
+The record of a run has the inputs that its job read. Here they are compared with the current ones.
 """
 
 from __future__ import annotations
@@ -23,91 +23,133 @@ from scaleflow.runs.provenance.collect import read_code
 from scaleflow.runs.provenance.record import Provenance, read_last_inputs
 from scaleflow.sweep.ledger import LedgerEntry
 
-#: The tag of the sweep's run that says which results are older than the code or the data.
+#: The tag of the sweep's run that names code or data newer than some results.
 CHANGED = "scaleflow.changed"
 
 Config = Mapping[str, Any]
 
-#: Keys of the section `dataset` that are no arguments of the source.
-DATASET_OPTIONS = frozenset(each.name for each in fields(Dataset))
+#: Keys of the section `dataset` that are not arguments of the source.
+DATASET_OPTIONS = frozenset(field.name for field in fields(Dataset))
 
 
 class SweepInputs:
-    """What the jobs of the sweep in a folder read. Modules of `_target_` are looked for in the folders of `search`."""
+    """Reads the code and the data files of the jobs of a sweep.
+
+    Args:
+        folder: the folder of the sweep.
+        search: the folders that may have the modules of `_target_`.
+    """
 
     def __init__(self, folder: Path, search: Sequence[str]) -> None:
-        self._folder, self._search = folder, search
+        self._folder = folder
+        self._search = search
         self._lock = threading.Lock()
         self._latest: Provenance | None = None
 
     def note_changes(self, config: Config) -> list[str]:
-        """Returns the files that changed since the job before the one with this config began, which begins now."""
+        """Returns the files that have changed since the last call. Call it when a job with this config begins."""
         with self._lock:
-            before, self._latest = self._latest, self._read(config)
-            return list_input_changes(before, self._latest, are_of_one=False) if before else []
+            before = self._latest
+            self._latest = self._read(config)
+            if before is None:
+                return []
+            return list_input_changes(before, self._latest, is_same_job=False)
 
     def find_changes(self, entries: Sequence[LedgerEntry], configs: Mapping[int, Config]) -> dict[int, list[str]]:
-        """Returns what changed since jobs of earlier commands ran, files or the length, by the number of the job.
+        """Returns the files and lengths that have changed since jobs of earlier commands ran, by job number.
 
         Args:
-            configs: the configs of those that this command asks for, by number. Other jobs of the sweep are compared in
-                the files that they share with these.
+            configs: the configs of the jobs that this command requests, by number. Other jobs of the sweep are compared
+                in the files that they share with these.
         """
-        ran = {entry.number: before for entry in entries if (before := self._read_record(entry))}
-        if not ran:
+        records: dict[int, Provenance] = {}
+        folders: dict[int, Path] = {}
+        for entry in entries:
+            record = self._read_record(entry)
+            if record is not None:
+                records[entry.number] = record
+                folders[entry.number] = self._folder / entry.folder
+        if not records:
             return {}
-        lengths = {entry.number: list_length_changes(self._folder / entry.folder) for entry in entries}
-        names = {number: str([*list_targets(config), config.get("dataset")]) for number, config in configs.items()}
-        distinct = {names[number]: config for number, config in configs.items()}
-        now = {name: self._read(config) for name, config in distinct.items()}
-        modules = {name: module for each in now.values() for name, module in each.code.modules.items()}
-        files = {path: digest for each in now.values() for path, digest in each.data["files"].items()}
-        first = next(iter(now.values()))
-        union = replace(first, code=replace(first.code, modules=modules), data={"files": files})
-        changes = {
-            number: [
-                *lengths[number],
-                *list_input_changes(before, now.get(names.get(number, ""), union), number in names),
-            ]
-            for number, before in ran.items()
-        }
-        return {number: files for number, files in changes.items() if files}
+        current = self._read_current(configs)
+        shared = merge_inputs(list(current.values()))
+        changes: dict[int, list[str]] = {}
+        for number, record in records.items():
+            names = list_length_changes(folders[number])
+            names += list_input_changes(record, current.get(number, shared), is_same_job=number in current)
+            if names:
+                changes[number] = names
+        return changes
+
+    def _read_current(self, configs: Mapping[int, Config]) -> dict[int, Provenance]:
+        """Reads the current inputs of jobs. Jobs with the same objects and data share them, because it takes time."""
+        inputs: dict[str, Provenance] = {}
+        current: dict[int, Provenance] = {}
+        for number, config in configs.items():
+            key = str([*list_targets(config), config.get("dataset")])
+            if key not in inputs:
+                inputs[key] = self._read(config)
+            current[number] = inputs[key]
+        return current
 
     def _read(self, config: Config) -> Provenance:
-        """Returns what a job with this config reads now."""
+        """Reads the current inputs of a job with this config."""
         section = config.get("dataset")
-        arguments = section if isinstance(section, Mapping) else {}
-        files = find_data_files({key: each for key, each in arguments.items() if key not in DATASET_OPTIONS})
-        digests = group_by_folder(digest_files(files))
-        data = {"files": {path: [digest] for path, digest in digests.items()}}
-        return Provenance(code=read_code(config, self._search), data=data)
+        arguments: dict[str, Any] = {}
+        if isinstance(section, Mapping):
+            arguments = {key: value for key, value in section.items() if key not in DATASET_OPTIONS}
+        digests = group_by_folder(digest_files(find_data_files(arguments)))
+        files = {path: [digest] for path, digest in digests.items()}
+        return Provenance(code=read_code(config, self._search), data={"files": files})
 
     def _read_record(self, entry: LedgerEntry) -> Provenance | None:
-        """Returns what the run of a job has read; None if there is no run."""
+        """Returns the recorded inputs of a job; None if it has no run."""
         folder = self._folder / entry.folder
-        return read_last_inputs(RunFolder(folder)) if entry.is_finished or RunState.read(folder).is_ready else None
+        if entry.is_finished or RunState.read(folder).is_ready:
+            return read_last_inputs(RunFolder(folder))
+        return None
+
+
+def merge_inputs(inputs: Sequence[Provenance]) -> Provenance:
+    """Returns inputs with the modules and the data files of several jobs."""
+    first = inputs[0]
+    modules: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for job_inputs in inputs:
+        modules.update(job_inputs.code.modules)
+        files.update(job_inputs.data["files"])
+    return replace(first, code=replace(first.code, modules=modules), data={"files": files})
 
 
 def list_length_changes(folder: Path) -> list[str]:
-    """Names the length that a command gave the run of a job which resumed it alone: `training.epochs became 3`."""
+    """Names a new length of a job's run, if a command resumed it alone: `training.epochs became 3`."""
     if not RunFolder(folder).count_resumes():
         return []
     length = RunState.read(folder).resumed_length
     return [f"{key} became {format_value(value)}" for key, value in length.items()]
 
 
-def list_input_changes(before: Provenance, now: Provenance, are_of_one: bool) -> list[str]:
-    """Names the files that differ now, `nets.py changed`; if they are not those of one job, only files that both have.
+def list_input_changes(before: Provenance, now: Provenance, is_same_job: bool) -> list[str]:
+    """Names the files that differ now: `nets.py changed`.
 
-    Files that were in an object store or, if none of the data is here, on another machine are not compared.
+    Files that were in an object store are not compared. If none of the data is on this machine, no data files are.
+
+    Args:
+        is_same_job: whether both inputs belong to one job. Otherwise only files that both have are compared.
     """
-    files = {path: each for path, each in before.data.get("files", {}).items() if not is_store_address(path)}
+    recorded = before.data.get("files", {})
+    local = {path: digest for path, digest in recorded.items() if not is_store_address(path)}
     parts = ("code", "files") if now.data["files"] else ("code",)
-    changes = compare(replace(before, data={"files": files}), now, parts)
-    return [str(each) for each in changes if each.matters and (are_of_one or None not in (each.before, each.now))]
+    names = []
+    for change in compare(replace(before, data={"files": local}), now, parts):
+        is_in_both = change.before is not None and change.now is not None
+        if change.matters and (is_same_job or is_in_both):
+            names.append(str(change))
+    return names
 
 
 def describe_changes(changes: Mapping[int, Sequence[str]]) -> str:
-    """Says what changed since which jobs ran: `nets.py changed since #0, #1 ran`."""
-    files = sorted({name for names in changes.values() for name in names})
-    return f"{join_first(files)} since {join_first([f'#{number}' for number in changes])} ran"
+    """Names the changed files, and the jobs that ran before the change: `nets.py changed since #0, #1 ran`."""
+    names = sorted(set().union(*changes.values()))
+    jobs = [f"#{number}" for number in changes]
+    return f"{join_first(names)} since {join_first(jobs)} ran"

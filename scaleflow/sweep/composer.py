@@ -1,6 +1,6 @@
-"""The jobs that a sweeper asks for, and their configs, composed without reading the config files again for each.
+"""Composes the configs of the jobs that a sweeper requests, without reading the config files again for each job.
 
-Hydra calls the callbacks of single runs and of a sweep itself; those of a sweep's jobs are called here.
+It also calls Hydra's callbacks for the jobs. Hydra itself calls them only for single runs and for the sweep.
 """
 
 import copy
@@ -50,15 +50,15 @@ GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that a sweeper asks for. A sweep keeps one for each of its jobs, so it holds no composed config."""
+    """A job that a sweeper requests. A sweep keeps one for each of its jobs, so it holds no composed config."""
 
     words: Sequence[str]  # the overrides that make the job, as the launcher got them
-    overrides: Sequence[str]  # those of the job's own config, as Hydra's sweeper wrote them
+    overrides: Sequence[str]  # the overrides of the job's own config, as Hydra's sweeper wrote them
     number: int  # the job's `hydra.job.num`
-    config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the job's processes: `hydra.job.env_set`
+    config: dict[str, Any]  # the resolved config, as plain containers; jobs share their equal sections
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of its processes: `hydra.job.env_set`
     references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
-    #: The values of interpolations that call a resolver, which are those of its run, too
+    #: The values of interpolations that call a resolver. The run of the job uses them as well
     values: Mapping[KeyPath, Any] = field(default_factory=dict)
     options: Sweep = field(default_factory=Sweep)  # the section `sweep`
     refusal: str = ""  # why it cannot be composed
@@ -66,8 +66,10 @@ class JobRequest:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What identifies the job in the ledger, with all of its folds; see `compute_identity`."""
-        return compute_identity({**self.config, **({"folds": self.folds} if self.folds else {})})
+        """The digest that identifies the job in the ledger, with all of its folds; see `compute_identity`."""
+        if self.folds:
+            return compute_identity({**self.config, "folds": self.folds})
+        return compute_identity(self.config)
 
     @property
     def is_inline(self) -> bool:
@@ -77,15 +79,15 @@ class JobRequest:
 
     @property
     def folds(self) -> int:
-        """How many folds the job has, each a run of its own; 0 for none."""
+        """The number of folds. Each fold is a run; 0 without folds."""
         return self.options.folds or 0
 
     def take_turn(self, repeat: int) -> "JobRequest":
-        """Returns one of the runs of the job."""
-        if not self.folds:
-            return replace(self, repeat=repeat) if repeat else self
-        word = f"{FOLD}={repeat + 1}/{self.folds}"
-        return replace(self, repeat=repeat, words=[*self.words, word], overrides=[*self.overrides, word])
+        """Returns the request of one of the runs of the job. A fold is an additional override."""
+        if self.folds:
+            word = f"{FOLD}={repeat + 1}/{self.folds}"
+            return replace(self, repeat=repeat, words=[*self.words, word], overrides=[*self.overrides, word])
+        return replace(self, repeat=repeat) if repeat else self
 
     @property
     def repeats(self) -> int:
@@ -94,75 +96,96 @@ class JobRequest:
 
     @property
     def counted_repeats(self) -> range:
-        """The numbers of the runs that count: all but the warm-ups."""
-        return range(0 if self.folds else self.options.warm_up, self.repeats)
+        """The indices of the runs that count: all but the warm-ups."""
+        warm_ups = 0 if self.folds else self.options.warm_up
+        return range(warm_ups, self.repeats)
 
     @property
     def turn(self) -> str:
-        """The name of this run among those of the job: `warm-up`, `repeat 2`; empty if there is only one."""
+        """The name of this run among the runs of the job: `warm-up`, `repeat 2`, `fold 1`; empty for a single run."""
         if self.repeats == 1:
             return ""
         number = self.repeat - self.counted_repeats.start
-        return "warm-up" if number < 0 else f"{'fold' if self.folds else 'repeat'} {number + 1}"
+        if number < 0:
+            return "warm-up"
+        return f"fold {number + 1}" if self.folds else f"repeat {number + 1}"
 
     def describe(self, swept: Sequence[str]) -> list[str]:
         """Lists the overrides that distinguish the job from the others, with secrets masked."""
-        chosen = select_swept(self.overrides, swept)
-        return [resolve_override(mask_override(each), self.config) for each in chosen]
+        words = []
+        for override in select_swept(self.overrides, swept):
+            words.append(resolve_override(mask_override(override), self.config))
+        return words
 
     def label(self, swept: Sequence[str]) -> str:
         """Returns a short text that distinguishes the job from the others: `mirrored units=128`."""
-        last = Counter(key.rpartition(".")[2] for key in swept)
-        words = [abbreviate_override(override, last) for override in self.describe(swept)]
-        return " ".join([*words, *([self.turn] if self.turn else [])])
+        last_words = Counter(key.rpartition(".")[2] for key in swept)
+        words = [abbreviate_override(override, last_words) for override in self.describe(swept)]
+        if self.turn:
+            words.append(self.turn)
+        return " ".join(words)
 
 
 @dataclass
 class SweepJob:
     """A job of a sweep."""
 
-    request: JobRequest  # the job as it was asked for
-    entry: LedgerEntry  # the entry in the ledger
+    request: JobRequest
+    entry: LedgerEntry
     is_waiting: bool = False  # whether the job is to run: it is neither finished nor refused
     is_resumed: bool = False  # whether it continues a run that an earlier command began
     is_pruned: bool = False  # whether a sweeper stopped it
-    #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
+    #: The positions in the batch that request it; several if the sweeper proposes a config twice
     indices: list[int] = field(default_factory=list)
 
 
-def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
-    """Repeats the jobs: all of them once, then all of them again, until each has all of its repeats.
+def expand_repeats(requests: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
+    """Repeats the jobs: all jobs once, then all jobs again, until each has all of its repeats.
 
-    In this order, other load on the machine and its temperature affect all jobs alike. Returns (index in `request`,
+    In this order, other load on the machine and its temperature affect all jobs alike. Returns (index in `requests`,
     job) for each run.
     """
-    rounds = max((each.repeats for each in request), default=0)
-    turns = ((repeat, index) for repeat in range(rounds) for index in range(len(request)))
-    return [(index, request[index].take_turn(repeat)) for repeat, index in turns if repeat < request[index].repeats]
+    rounds = max((request.repeats for request in requests), default=0)
+    runs = []
+    for repeat in range(rounds):
+        for index, request in enumerate(requests):
+            if repeat < request.repeats:
+                runs.append((index, request.take_turn(repeat)))
+    return runs
 
 
 def find_swept_keys(config: DictConfig) -> list[str]:
     """Lists the keys and groups that a command varies, with several values or with the sweeper's `params`."""
     typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}), resolve=False)
-    words = [*(f"{key}={value}" for key, value in params.items()), *map(str, typed)]
+    words = [f"{key}={value}" for key, value in params.items()]
+    words += map(str, typed)
     overrides = CommandWords(words).parsed
-    return [*dict.fromkeys(str(each.key_or_group) for each in overrides if each.is_sweep_override())]
+    keys = [str(override.key_or_group) for override in overrides if override.is_sweep_override()]
+    return list(dict.fromkeys(keys))
 
 
-def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
-    """Shortens an override to the last word of its key, unless another swept key ends with the same word."""
+def abbreviate_override(override: str, last_words: Mapping[str, int]) -> str:
+    """Shortens an override to the last word of its key, unless another swept key ends with the same word.
+
+    Args:
+        last_words: how many swept keys end with each word.
+    """
     key, equals, value = override.partition("=")
     if not equals:
         return override
     if override_key(key) in GROUPS_NAMED_BY_OPTION:
         return value
     word = override_key(key).rpartition(".")[2]
-    return f"{word if last[word] <= 1 else key}={value}"
+    name = word if last_words[word] <= 1 else key
+    return f"{name}={value}"
 
 
-#: The most composed configs that are kept.
-MAX_CACHED = 32
+#: The maximum number of composed configs that are kept.
+MAX_CACHED_CONFIGS = 32
+
+#: The maximum number of parsed overrides that are kept.
+MAX_CACHED_OVERRIDES = 4096
 
 #: A reference to another key, and not to an environment variable.
 REFERENCE = re.compile(r"\$\{[^}:]*\}")
@@ -173,7 +196,7 @@ OVERRIDE_DIRNAME = re.compile(r"override_dirname\s*}")
 
 @dataclass(frozen=True)
 class CachedConfig:
-    """What Hydra composed from some overrides, for all jobs that have these."""
+    """A config that Hydra composed from some overrides, for all jobs with these."""
 
     config: DictConfig  # the composed config with Hydra's own part
     references: frozenset[str]  # the dotted keys, without Hydra's part, whose values refer to other keys
@@ -190,15 +213,15 @@ class JobComposer:
     def __init__(self, context: HydraContext, sweep: DictConfig) -> None:
         self._loader = context.config_loader
         self._sweep = sweep
-        self._load_cached = functools.lru_cache(MAX_CACHED)(self._compose_anew)
-        self._parse = functools.lru_cache(4096)(lambda word: CommandWords([word]).parsed[0])
+        self._load_cached = functools.lru_cache(MAX_CACHED_CONFIGS)(self._compose_anew)
+        self._parse = functools.lru_cache(MAX_CACHED_OVERRIDES)(lambda word: CommandWords([word]).parsed[0])
         self._sections: dict[str, Any] = {}
 
     @functools.cached_property
     def _groups(self) -> frozenset[str]:
-        """The config groups, also those of folders that the command adds."""
+        """The config groups, also of folders that the command adds."""
         name = self._sweep.hydra.job.config_name
-        # Read without interpolations: of `hydra.sweep.subdir=${...}` Hydra takes the word as it was typed.
+        # Read without interpolations, because Hydra takes `hydra.sweep.subdir=${...}` as it was typed.
         overrides: Any = OmegaConf.to_container(self._sweep.hydra.overrides.hydra, resolve=False)
         return frozenset(self._loader.get_group_options("", ObjectType.GROUP, name, overrides))
 
@@ -218,21 +241,36 @@ class JobComposer:
         except (ConfigError, HydraException, OmegaConfBaseException) as error:
             if find_interruption(error):
                 raise
-            folders = [each.path for each in self._sweep.hydra.runtime.config_sources if each.schema == "file"]
-            refusal = (
-                str(error) if isinstance(error, ConfigError) else explain_error(error, CommandWords(words, folders))
+            return JobRequest(
+                tuple(words), words, number, config={"words": list(words)}, refusal=self._explain_refusal(error, words)
             )
-            return JobRequest(tuple(words), words, number, config={"words": list(words)}, refusal=refusal)
-        shared = {key: self._share_section(key, value) for key, value in resolved.items()}
-        typed = {override_key(word) for word in words}
-        references = (cached.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
-        known = JobRequest(tuple(words), overrides, number, config=shared, environment=environment, options=options)
-        return replace(known, references=references, values=values)
+        shared = {}
+        for key, section in resolved.items():
+            shared[key] = self._share_section(key, section)
+        return JobRequest(
+            tuple(words),
+            overrides,
+            number,
+            config=shared,
+            environment=environment,
+            references=list_references(cached, words),
+            values=values,
+            options=options,
+        )
+
+    def _explain_refusal(self, error: Exception, words: Sequence[str]) -> str:
+        """Returns the reason why a job cannot be composed, as for a single run."""
+        if isinstance(error, ConfigError):
+            return str(error)
+        sources = self._sweep.hydra.runtime.config_sources
+        folders = [source.path for source in sources if source.schema == "file"]
+        return explain_error(error, CommandWords(words, folders))
 
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""
         first = self._sections.setdefault(key, section)
-        return first if repr(first) == repr(section) else section  # 1, 1.0 and true are equal, and different jobs
+        is_same = repr(first) == repr(section)  # 1, 1.0 and true are equal, but make different jobs
+        return first if is_same else section
 
     def name_folder(self, request: JobRequest, number: int) -> Path:
         """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""
@@ -246,63 +284,113 @@ class JobComposer:
 
         Raises ConfigError, naming the key, the value and what would work.
         """
-        if (resume := request.config.get("resume")) is not None:
-            raise ConfigError(
-                f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
-                "repeating its command with hydra.sweep.dir=FOLDER"
-            )
+        refuse_resume(request)
         with self.compose(request.words, request.number) as (config, _):
-            words = request.overrides
+            words = list(request.overrides)
             if is_resumed:
-                words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
+                words = [word for word in words if is_under(override_key(word), IGNORED_KEYS)]
             composed = read_composed_config(drop_hydra(config))
             composed = replace(composed, folder=folder, words=CommandWords(words), known=request.values)
-            for placeholder in find_placeholders(request.config):
-                raise ConfigError(
-                    f"{placeholder.key}={placeholder.word}: each job of a sweep would find its own; run "
-                    f"{name_command(placeholder.command)} with the words of a job, and add the word that it prints"
-                )
+            refuse_placeholders(request)
             check_job(config)
             return prepare_run(composed, resume=str(folder) if is_resumed else None)
 
     @contextmanager
     def compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, CachedConfig]]:
-        """Yields the config of a job with Hydra's own part, and what it is a copy of. During the block Hydra's global
-        config is this one, so one thread at a time can be in it.
+        """Yields the config of a job with Hydra's own part, and the cached config that it is a copy of.
+
+        During the block Hydra's global config is the config of the job. So only one thread at a time can be in it.
         """
         with HYDRA_LOCK:
             parsed = [self._parse(word) for word in words]
-            others = [each for each in parsed if self._is_key(each)]
-            cached = self._load_cached(tuple(str(each.input_line) for each in parsed if each not in others))
-            if others and (cached.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)):
-                others, cached = [], self._load_cached(tuple(words))
+            cached, others = self._load(words, parsed)
             config = copy.deepcopy(cached.config)
             apply_overrides(others, config)
+            own_words = [str(override.input_line) for override in parsed if not override.is_hydra_override()]
             with use_hydra_config(config):
-                set_job(config, [str(each.input_line) for each in parsed if not each.is_hydra_override()], number)
+                set_job(config, own_words, number)
                 yield config, cached
 
+    def _load(self, words: Sequence[str], parsed: Sequence[Override]) -> tuple[CachedConfig, list[Override]]:
+        """Returns the cached config for a job, and the overrides to apply to a copy of it.
+
+        If an interpolation needs the text of all overrides, Hydra composes the config with all of them.
+        """
+        others = []
+        options = []
+        for override in parsed:
+            if self._is_key(override):
+                others.append(override)
+            else:
+                options.append(str(override.input_line))
+        cached = self._load_cached(tuple(options))
+        needs_all = cached.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)
+        if others and needs_all:
+            return self._load_cached(tuple(words)), []
+        return cached, others
+
     def _is_key(self, override: Override) -> bool:
-        """Whether an override is of a key of the config, and not of Hydra's own part or of a group's option."""
+        """Whether an override sets a key of the config, and neither chooses an option nor sets Hydra's own part."""
+        if override.is_hydra_override() or override.package or override.is_sweep_override():
+            return False
         key = str(override.key_or_group)
         is_option = "/" in key or (key in self._groups and not isinstance(override.value(), dict))
-        return not (is_option or override.is_hydra_override() or override.package or override.is_sweep_override())
+        return not is_option
 
     def _compose_anew(self, words: tuple[str, ...]) -> CachedConfig:
         config = self._loader.load_sweep_config(self._sweep, list(words))
+        self._check_sweep_options(config)
+        OmegaConf.set_readonly(config.hydra, False)
+        config.hydra.sweep.dir = self._sweep.hydra.sweep.dir  # a job's recipe may name another folder
+        plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
+        references = set()
+        for key, value in flatten_config(plain).items():
+            if REFERENCE.search(str(value)):
+                references.add(key)
+        everything = str(OmegaConf.to_container(config, resolve=False))
+        names_overrides = OVERRIDE_DIRNAME.search(everything) is not None
+        return CachedConfig(config, frozenset(references), names_overrides)
+
+    def _check_sweep_options(self, config: DictConfig) -> None:
+        """Raises ConfigError if a job has another launcher or sweeper than the sweep."""
         for key in ("launcher", "sweeper"):
-            own, common = (OmegaConf.to_container(each.hydra[key], resolve=False) for each in (config, self._sweep))
+            own = OmegaConf.to_container(config.hydra[key], resolve=False)
+            common = OmegaConf.to_container(self._sweep.hydra[key], resolve=False)
             if own != common:
                 raise ConfigError(
                     f"hydra.{key}: the recipe of this job sets other values than the sweep has; type them in the "
                     f"command, such as hydra/{key}={config.hydra.runtime.choices[f'hydra/{key}']}"
                 )
-        OmegaConf.set_readonly(config.hydra, False)
-        config.hydra.sweep.dir = self._sweep.hydra.sweep.dir  # that of a job's recipe is not where the sweep is
-        plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
-        everything = str(OmegaConf.to_container(config, resolve=False))
-        references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
-        return CachedConfig(config, references, OVERRIDE_DIRNAME.search(everything) is not None)
+
+
+def refuse_resume(request: JobRequest) -> None:
+    """Raises ConfigError if a job would continue a single run."""
+    resume = request.config.get("resume")
+    if resume is not None:
+        raise ConfigError(
+            f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
+            "repeating its command with hydra.sweep.dir=FOLDER"
+        )
+
+
+def refuse_placeholders(request: JobRequest) -> None:
+    """Raises ConfigError if a job would search for a value, such as its batch size."""
+    for placeholder in find_placeholders(request.config):
+        raise ConfigError(
+            f"{placeholder.key}={placeholder.word}: each job of a sweep would find its own; run "
+            f"{name_command(placeholder.command)} with the words of a job, and add the word that it prints"
+        )
+
+
+def list_references(cached: CachedConfig, words: Sequence[str]) -> frozenset[str]:
+    """Returns the keys of a job whose values refer to other keys. Its words replace values of the composed config."""
+    references = set(cached.references)
+    for word in words:
+        references.discard(override_key(word))
+    for word in words:
+        if REFERENCE.search(word):
+            references.add(override_key(word))
+    return frozenset(references)
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:
@@ -340,32 +428,39 @@ class JobCallbacks:
     """
 
     def __init__(self, context: HydraContext, composer: JobComposer, task: Any) -> None:
-        self._callbacks, self._composer, self._task = context.callbacks, composer, task
+        self._callbacks = context.callbacks
+        self._composer = composer
+        self._task = task
         self._begun: dict[Path, Any] = {}
 
     def begin(self, request: JobRequest, folder: Path) -> None:
-        """Says that a job begins in its folder, which exists."""
-        if self._callbacks.callbacks:
-            with self._composer.compose(request.words, request.number) as (config, _):
-                with read_write(config.hydra), open_dict(config.hydra):
-                    config.hydra.runtime.output_dir = str(folder)
-                self._begun[folder] = config
-                self._callbacks.on_job_start(config=config, task_function=self._task)
+        """Calls `on_job_start` for a job whose folder exists."""
+        if not self._callbacks.callbacks:
+            return
+        with self._composer.compose(request.words, request.number) as (config, _):
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.runtime.output_dir = str(folder)
+            self._begun[folder] = config
+            self._callbacks.on_job_start(config=config, task_function=self._task)
 
     def end(self, request: JobRequest, folder: Path, status: str, reason: str) -> None:
-        """Says how a job has ended; nothing if it has not begun."""
-        if (config := self._begun.pop(folder, None)) is None:
+        """Calls `on_job_end` with the result of a job, if the job has begun."""
+        config = self._begun.pop(folder, None)
+        if config is None:
             return
-        error, metrics = RunError(f"{status}: {reason}"), read_job_state(folder).metrics
-        value = metrics.get(request.options.metric) if status == "FINISHED" else error
-        returned = make_return(request.overrides, status == "FINISHED", value)
-        returned.cfg, returned.hydra_cfg = drop_hydra(config), config
+        is_finished = status == "FINISHED"
+        value: object = RunError(f"{status}: {reason}")
+        if is_finished:
+            value = read_job_state(folder).metrics.get(request.options.metric)
+        returned = make_return(request.overrides, is_finished, value)
+        returned.cfg = drop_hydra(config)
+        returned.hydra_cfg = config
         with HYDRA_LOCK, use_hydra_config(config):
             self._callbacks.on_job_end(config=config, job_return=returned)
 
 
 def make_return(overrides: Sequence[str], is_completed: bool, value: object) -> JobReturn:
-    """Returns what Hydra's launchers return for a job: its result, or the error with which it failed."""
+    """Returns a job's result in Hydra's form: a value, or the error if the job failed."""
     returned = JobReturn(overrides, working_dir=str(Path.cwd()), task_name="scaleflow")
     returned.return_value = value
     returned.status = JobStatus.COMPLETED if is_completed else JobStatus.FAILED

@@ -1,7 +1,7 @@
-"""The ledger of a sweep, `sweep.json`: its jobs and their status, and what it keeps of the run of each.
+"""The ledger of a sweep, `sweep.json`: its jobs with their status.
 
-A digest of its config identifies a job. So the command can run again, with more or fewer values, and skip the jobs
-that are finished.
+A digest of its config identifies a job. So the command can run again, with more or fewer values, and skip finished
+jobs.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ class LedgerEntry:
         """Whether the runs of its config are its folds."""
         return bool(self.overrides) and self.overrides[-1].startswith(f"{FOLD}=")
 
+    def label(self, swept: Sequence[str]) -> str:
+        """Returns the overrides that distinguish the job from others, or its number if it has none."""
+        return " ".join(select_swept(self.overrides, swept)) or f"job {self.number}"
+
     def restart(self, folder: str) -> None:
         """Lets the job run again, in another folder. Its earlier run stays where it is."""
-        self.folder, self.status, self.reason = folder, "waiting", ""
+        self.folder = folder
+        self.status = "waiting"
+        self.reason = ""
 
 
 @dataclass
@@ -70,9 +76,7 @@ class Ledger:
 
     @classmethod
     def load(cls, files: RunFolder) -> Ledger:
-        """Reads the ledger in a folder; returns an empty one if there is none. Raises ConfigError if it cannot
-        be read.
-        """
+        """Reads the ledger in a folder, or returns an empty one. Raises ConfigError if the file is damaged."""
         path = files.ledger
         if not path.exists():
             return cls(files)
@@ -92,8 +96,17 @@ class Ledger:
         replace_text(self.files.ledger, f'{head[:-1]}, "jobs": [\n{jobs}\n]}}\n')
 
     def find_entry(self, identity: str, repeat: int) -> LedgerEntry | None:
-        matches = (entry for entry in self.entries if (entry.identity, entry.repeat) == (identity, repeat))
-        return next(matches, None)
+        for entry in self.entries:
+            if entry.identity == identity and entry.repeat == repeat:
+                return entry
+        return None
+
+    def get_entry(self, number: int) -> LedgerEntry:
+        """Returns the entry with a number, which must exist."""
+        for entry in self.entries:
+            if entry.number == number:
+                return entry
+        raise KeyError(number)
 
     def add_entry(self, identity: str, overrides: Sequence[str], folder: str, repeat: int) -> LedgerEntry:
         entry = LedgerEntry(self.next_number, identity, list(overrides), folder=folder, repeat=repeat)
@@ -107,71 +120,87 @@ class Ledger:
     def check(self, base: Config, swept: Sequence[str], may_change: bool) -> None:
         """Checks that a command continues this sweep, and adds the keys and groups that it varies, `swept`.
 
-        `base` has the values that the jobs of the command share, by their dotted keys. Raises ConfigError if it differs
-        from that of earlier commands, unless it `may_change`.
+        Args:
+            base: the values that the jobs of the command share, by dotted key.
+            may_change: whether `base` may differ from the base of earlier commands. Otherwise raises ConfigError.
         """
-        all_swept = [*dict.fromkeys((*self.swept, *swept))]
+        all_swept = list(dict.fromkeys([*self.swept, *swept]))
         now = json.loads(json.dumps(mask_secrets(dict(base)), default=str))
-        changed = [
-            key
-            for key, before in self.base.items()
-            if key in now and now[key] != before and not is_under(key, all_swept) and "experiment" not in all_swept
-        ]
-        if changed and self.entries and not may_change:
-            named = [f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed]
+        if self.entries and not may_change and "experiment" not in all_swept:
+            self._check_base(now, all_swept)
+        self.base = {key: value for key, value in now.items() if not is_under(key, all_swept)}
+        self.swept = all_swept
+
+    def _check_base(self, now: Config, swept: Sequence[str]) -> None:
+        """Raises ConfigError, naming the keys, if common values differ from those of earlier commands."""
+        changed = []
+        for key, before in self.base.items():
+            if key in now and now[key] != before and not is_under(key, swept):
+                changed.append(f"{key}={format_value(now[key])} (was {format_value(before)})")
+        if changed:
             raise ConfigError(
                 f"hydra.sweep.dir={self.files.path}: the sweep in this folder was started with another config: "
-                f"{join_first(named)}\nuse sweep.on_change=new to run its jobs again, in addition to the old ones, or "
-                "choose another folder"
+                f"{join_first(changed)}\n"
+                "use sweep.on_change=new to run its jobs again, in addition to the old ones, or choose another folder"
             )
-        self.base = {k: v for k, v in now.items() if not is_under(k, all_swept)}
-        self.swept = all_swept
 
 
 def compute_identity(config: Config) -> str:
-    """Returns a digest of the values that decide what a job computes: 32 hexadecimal digits of SHA-256."""
+    """Returns a digest of the values that affect the results of a job: 32 hexadecimal digits of SHA-256."""
     text = json.dumps(list_job_leaves(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
     """Returns the values of `list_job_leaves` that all configs share."""
-    first, *others = configs
-    common = list_job_leaves(first)
-    for config in others:
+    common = list_job_leaves(configs[0])
+    for config in configs[1:]:
         leaves = list_job_leaves(config)
-        common = {key: value for key, value in common.items() if key in leaves and leaves[key] == value}
+        for key, value in list(common.items()):
+            if key not in leaves or leaves[key] != value:
+                del common[key]
     return common
 
 
 def select_swept(overrides: Iterable[str], swept: Sequence[str]) -> list[str]:
     """Returns the overrides of the keys and groups that a sweep varies."""
-    return [each for each in overrides if is_under(override_key(each), swept)]
+    return [override for override in overrides if is_under(override_key(override), swept)]
 
 
 #: The metrics whose points the report needs: the speed, and the losses for the plots and for the comparison of losses.
 CURVES = (RATE, "train/loss", "val/loss")
 
-#: The most points of a metric in the first epoch, and about the most after them.
-MAX_FIRST, MAX_POINTS = 1000, 400
+#: The maximum number of points of a metric in the first epoch.
+MAX_FIRST_POINTS = 1000
+
+#: The approximate maximum number of points of a metric after the first epoch.
+MAX_LATER_POINTS = 400
 
 
 def read_job_state(folder: Path) -> RunState:
-    """Reads the state of a job's run, in a size that does not grow with the run: few points of some metrics. Its
-    `metrics` are those of the exported model.
+    """Reads the state of a job's run, with the metrics of its exported model.
+
+    Its size does not grow with the length of the run, because only some points of some metrics are kept.
     """
     state = RunState.read(folder, has_points=True)
-    if state.ready is not None:  # jobs have most of their params in common
+    if state.ready is not None:  # jobs have most of their params in common, so they share the texts
         params = {sys.intern(key): sys.intern(value) for key, value in state.ready.params.items()}
         state.ready = replace(state.ready, params=params)
     state.metrics = state.model_metrics
-    kept = (name for name in CURVES if name in state.curves)
-    state.curves = {name: thin_points(state.curves[name], state.epoch_steps) for name in kept}
+    curves = {}
+    for name in CURVES:
+        if name in state.curves:
+            curves[name] = thin_points(state.curves[name], state.epoch_steps)
+    state.curves = curves
     return state
 
 
 def thin_points(points: Points, epoch_steps: int | None) -> Points:
-    """Drops points. Those of the first epoch stay, because jobs are compared at the steps that both have."""
-    first = sum(step <= epoch_steps for step, _ in points) if epoch_steps else len(points)
-    first = min(first, MAX_FIRST)
-    return [*points[:first], *points[first :: 1 + (len(points) - first) // MAX_POINTS]]
+    """Drops points of later epochs. Points of the first epoch stay, because jobs are compared at their common steps."""
+    count = len(points)
+    if epoch_steps:
+        count = sum(step <= epoch_steps for step, _ in points)
+    count = min(count, MAX_FIRST_POINTS)
+    later = points[count:]
+    stride = 1 + len(later) // MAX_LATER_POINTS
+    return points[:count] + later[::stride]

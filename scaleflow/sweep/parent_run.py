@@ -42,6 +42,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import make_run_tags, write_run_tags
 from scaleflow.runs.run_name import name_sweep
+from scaleflow.sweep.composer import drop_hydra
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.ranking import RepeatedJob
 from scaleflow.sweep.sweep_report import MARKDOWN, MAX_ROWS, SweepReport, format_cells
@@ -51,62 +52,91 @@ from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST
 if TYPE_CHECKING:
     from scaleflow.evaluation.predictions import Predictions
 
-#: The most jobs that are compared.
-MOST_COMPARED = 5
+#: The maximum number of jobs that are compared.
+MAX_COMPARED = 5
 
-#: The files, in the folder `evaluation` of the sweep.
-PAGE, TABLE = "comparison.html", "comparison.csv"
+#: The files of the comparison, in the folder `evaluation` of the sweep.
+PAGE = "comparison.html"
+TABLE = "comparison.csv"
+
+#: The maximum number of jobs whose reasons are listed, and the maximum length of a reason in characters.
+MAX_REASONS = 5
+MAX_REASON_LENGTH = 200
+
+#: The exit code of a job by its status. A job that has not ended has no code.
+EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, "KILLED": TERMINATED}
 
 
 def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> tuple[list[Path], str]:
-    """Compares the first of the finished jobs, which are sorted the best first, and writes a page and a table.
+    """Compares the best jobs that have kept predictions, and writes a page and a table.
+
+    Args:
+        folder: the folder of the sweep.
+        jobs: the jobs with their labels, the best first.
 
     Returns:
-        The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
+        The files, and a line about the two best jobs. No files and "" if fewer than two jobs have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
 
-    named = []
-    for label, job in [each for each in jobs if each[1].is_finished][:MOST_COMPARED]:
-        with contextlib.suppress(ConfigError):  # it kept none
-            named.append((f"#{job.entry.number} {label}", load_job_predictions(folder, job)))
-    if len(named) < 2:
+    compared = load_best_predictions(folder, jobs)
+    if len(compared) < 2:
         return [], ""
-    rows = list_differences(named)
-    about = f"The {len(named)} best jobs with predictions, on the same examples; differences are from the first."
+    rows = list_differences(compared)
+    about = f"The {len(compared)} best jobs with predictions, on the same examples; differences are from the first."
     target = RunFolder(folder).evaluation
     target.mkdir(exist_ok=True)
     page = make_page("Best jobs of the sweep", about, [compose_section("Differences", make_table(rows))])
     contents = {PAGE: page, TABLE: to_csv(rows)}
     write_files(target, contents)
-    return [target / name for name in contents], describe_second(rows, named[1][0])
+    second_label = compared[1][0]
+    return [target / name for name in contents], describe_second(rows, second_label)
+
+
+def load_best_predictions(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> list[tuple[str, Predictions]]:
+    """Loads the predictions of the first `MAX_COMPARED` finished jobs, with labels. Jobs without any are left out."""
+    finished = [(label, job) for label, job in jobs if job.is_finished]
+    predictions = []
+    for label, job in finished[:MAX_COMPARED]:
+        with contextlib.suppress(ConfigError):  # it kept none
+            predictions.append((f"#{job.entry.number} {label}", load_job_predictions(folder, job)))
+    return predictions
 
 
 def load_job_predictions(folder: Path, job: RepeatedJob) -> Predictions:
-    """Reads the predictions that the first run of a job has kept, or those of all folds, each by the model that has not
-    seen its rows. Raises ConfigError if there are none.
+    """Loads the predictions of the first run of a job, or of all folds. Raises ConfigError if a run has kept none.
+
+    With folds, the model that has not seen a row predicts it.
     """
+    from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
+
+    entries = [entry for entry, _ in job.without_warm_ups]
+    if not job.are_folds:
+        entries = entries[:1]
+    parts = []
+    for entry in entries:
+        parts.append(load_predictions(RunFolder(folder / entry.folder).evaluation / PREDICTIONS))
+    return parts[0] if len(parts) == 1 else pool_predictions(parts)
+
+
+def pool_predictions(parts: Sequence[Predictions]) -> Predictions:
+    """Joins the predictions of folds, and numbers their examples again."""
     import numpy as np
     import pyarrow
 
     from scaleflow.evaluation.collector import EXAMPLE
-    from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
 
-    counted = [entry for entry, _ in job.without_warm_ups]
-    used = counted if job.are_folds else counted[:1]
-    parts = [load_predictions(RunFolder(folder / each.folder).evaluation / PREDICTIONS) for each in used]
-    if len(parts) == 1:
-        return parts[0]
-    table = pyarrow.concat_tables([each.table for each in parts], promote_options="permissive")
+    table = pyarrow.concat_tables([part.table for part in parts], promote_options="permissive")
     places = pyarrow.array(np.arange(len(table)))
     table = table.set_column(table.column_names.index(EXAMPLE), EXAMPLE, places)
-    digest = hashlib.sha256(" ".join(each.digest for each in parts).encode()).hexdigest()[:16]
-    examples = sum(each.examples for each in parts)
+    digests = " ".join(part.digest for part in parts)
+    digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
+    examples = sum(part.examples for part in parts)
     return replace(parts[0], table=table, examples=examples, digest=digest, positions={})
 
 
 class NoInputs:
-    """An `InputReader` of predictions whose inputs are those of several runs."""
+    """An `InputReader` without inputs, for predictions of several runs."""
 
     def read_columns(self, examples: Any) -> Mapping[str, Any]:
         return {}
@@ -116,9 +146,9 @@ class NoInputs:
 
 
 def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> list[Path]:
-    """Writes the predictions of all folds of a job, and a report of them; returns the files.
+    """Writes the predictions of all folds of a job, and a report about them.
 
-    There are none if the folds have kept no predictions.
+    Returns the files. Writes nothing if the folds have kept no predictions.
     """
     from scaleflow.evaluation.model_report import make_report
     from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
@@ -130,38 +160,40 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
         return []
     target.mkdir(exist_ok=True)
     save_predictions(target / PREDICTIONS, pooled)
-    title, metrics = f"All {len(job.runs)} folds of the best job", bind_metrics(options.metrics or ())
-    made = make_report(pooled, options, None, reader=NoInputs(), folder=target, title=title, metrics=metrics)
-    return [target / PREDICTIONS, *(target / each for each in made.files)]
+    title = f"All {len(job.runs)} folds of the best job"
+    metrics = bind_metrics(options.metrics or ())
+    report = make_report(pooled, options, None, reader=NoInputs(), folder=target, title=title, metrics=metrics)
+    return [target / PREDICTIONS, *(target / name for name in report.files)]
 
 
 def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
-    """Returns a line about the second best job; empty if it is not compared."""
-    row = next((row for row in rows if row["model"] == label and "difference" in row), None)
-    if row is None:
-        return ""
-    verdict = "not more than noise" if row["more than noise"] == "no" else "more than noise"
-    return f"{label} differs from the best by {row['metric']} {describe_figure(row['difference'])}: {verdict}"
+    """Returns a line about the second best job; empty if it is not compared.
 
-
-#: The most jobs whose reasons are named, and the most characters of a reason.
-MOST_REASONS, LONGEST_REASON = 5, 200
-
-#: The exit code of a job by its status; none of a job that has not ended.
-EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, "KILLED": TERMINATED}
+    Args:
+        rows: the rows of the comparison.
+        label: the label of the second best job.
+    """
+    for row in rows:
+        if row["model"] == label and "difference" in row:
+            verdict = "not more than noise" if row["more than noise"] == "no" else "more than noise"
+            return f"{label} differs from the best by {row['metric']} {describe_figure(row['difference'])}: {verdict}"
+    return ""
 
 
 def describe_sweep(report: SweepReport, folder: Path) -> str:
-    """Returns the description of a sweep."""
-    store, model_uri = (report.best[1].record.get("uri"), report.best[1].model_uri) if report.best else (None, None)
-    repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
-    head = join_parts(
-        [
-            cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN),
-            describe_loading(store, model_uri, "the model of the best job"),
-            f"To run what is missing, or more values, repeat the command below with\n\n{repeated}",
-        ]
-    )
+    """Returns the description of a sweep in Markdown. Its table is cut to the length that the store allows."""
+    store = None
+    model_uri = None
+    summary = report.ranking
+    if report.best is not None:
+        _, run = report.best
+        store = run.record.get("uri")
+        model_uri = run.model_uri
+        summary = f"**Best:** {report.describe_best()}"
+    loading = describe_loading(store, model_uri, "the model of the best job")
+    folder_word = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
+    repeat = f"To run what is missing, or more values, repeat the command below with\n\n{folder_word}"
+    head = join_parts([cut_text(summary, MARKDOWN), loading, repeat])
     rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
     cells = format_cells(report.rows[:MAX_ROWS], report.shown)
     room = LONGEST - len(head) - len(rest) - 4
@@ -172,35 +204,45 @@ def describe_sweep(report: SweepReport, folder: Path) -> str:
 def list_reasons(report: SweepReport) -> str:
     """Returns a line for each of the first jobs that did not finish."""
     rows = [row for row in report.rows if row.get("reason")]
-    lines = [f"- #{row['job']} {row['status']}: {str(row['reason'])[:LONGEST_REASON]}" for row in rows[:MOST_REASONS]]
-    if len(rows) > MOST_REASONS:
-        lines.append(f"- {len(rows) - MOST_REASONS} more, in {MARKDOWN}")
+    lines = []
+    for row in rows[:MAX_REASONS]:
+        reason = str(row["reason"])[:MAX_REASON_LENGTH]
+        lines.append(f"- #{row['job']} {row['status']}: {reason}")
+    if len(rows) > MAX_REASONS:
+        lines.append(f"- {len(rows) - MAX_REASONS} more, in {MARKDOWN}")
     return "\n".join(lines)
 
 
 def describe_jobs(folder: Path) -> dict[str, Any]:
-    """Returns what `--json` says of a sweep: what it says of the parent run, if there is one, and of each job."""
+    """Returns the answer of `--json` for a sweep: the answer for the parent run, if it exists, and for each job."""
     jobs = []
     for entry in Ledger.load(RunFolder(folder)).entries:
-        found = answer_run(folder / entry.folder)
-        words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
+        answer = answer_run(folder / entry.folder)
+        answer["job"] = entry.number
+        answer["overrides"] = entry.overrides
+        answer["status"] = entry.status
         code = EXIT_CODES.get(entry.status)
-        jobs.append({**found, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
+        answer["exit_code"] = code
+        answer["error"] = (entry.reason or None) if code else None
+        jobs.append(answer)
     return {**answer_run(folder), "jobs": jobs}
 
 
 def count_best_steps(job: RepeatedJob | None) -> int:
-    """Returns the updates after which the models of a job were the best: the median over its runs; 0 if unknown."""
-    counted = [run.model_step for _, run in (job.without_warm_ups if job else ()) if run.model_step]
-    return round(median(counted or [0]))
+    """Returns the number of updates of a job's best model: the median over its runs; 0 if unknown."""
+    if job is None:
+        return 0
+    steps = [run.model_step for _, run in job.without_warm_ups if run.model_step]
+    return round(median(steps)) if steps else 0
 
 
 class ParentRun(CommandRun):
-    """The run of a sweep, which an earlier command may have begun.
+    """The sweep's own run. An earlier command may have begun it.
 
     Attributes:
-        plan: of the first job that was ready; None until then. Its options of tracking and evaluation are the sweep's.
-        tags: further tags of the run.
+        plan: the plan of the first job that was ready; None until then. The sweep uses its options of tracking and
+            evaluation.
+        tags: additional tags of the run.
         comparison: a line about the two best jobs.
     """
 
@@ -216,15 +258,16 @@ class ParentRun(CommandRun):
         Args:
             config: the config of the command, with Hydra's own part.
             began: when the command began, in seconds since the epoch.
-            facts: what all jobs are made of.
+            facts: the code, packages and machine of all jobs.
         """
         self.plan = plan
-        own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        own_config = drop_hydra(config)
         plain, _ = keep_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
         write_run_tags(self.files.path, make_run_tags(facts.read_git(), facts.packages) | read_stage_tags())
         swept = ", ".join(ledger.swept)
         params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}
-        params |= {key: str(value) for key, value in ledger.base.items() if key not in params}
+        for key, value in ledger.base.items():
+            params.setdefault(key, str(value))
         raw: Any = OmegaConf.to_container(own_config, resolve=False)
         name = name_sweep(raw["tracking"].get("run_name"), ledger.swept, plan.config)
         tags = {**(plan.tracking.tags or {}), SWEPT: swept}
@@ -232,34 +275,41 @@ class ParentRun(CommandRun):
 
     def update(self, report: SweepReport) -> None:
         """Writes the current report, and records it. The metrics of the best job are at the number of finished jobs."""
-        values, tags = dict[str, float](), dict(report.tags())
+        values: dict[str, float] = {}
+        tags = {**report.tags(), **self._make_best_tags(report)}
         if report.best is not None:
-            entry, run = report.best
+            _, run = report.best
             values = run.metrics_of("val") | run.metrics_of("test") or run.metrics_of("train")
-            values |= {report.metric: run.metrics[report.metric]}
-            tags |= {
-                BEST: str(entry.number),
-                BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
-                BEST_METRIC: report.metric,
-                BEST_OVERRIDES: shlex.join(entry.overrides),
-                BEST_STEPS: str(count_best_steps(report.best_job)),
-            }
+            values[report.metric] = run.metrics[report.metric]
         text = describe_sweep(report, self.files.path)
         files = report.write(self.files.path)
         self.add(values, files, tags={**tags, **self.tags}, text=text, step=report.finished)
 
+    def _make_best_tags(self, report: SweepReport) -> dict[str, str]:
+        """Returns the tags that name the best job; none if no job is best."""
+        if report.best is None:
+            return {}
+        entry, _ = report.best
+        return {
+            BEST: str(entry.number),
+            BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
+            BEST_METRIC: report.metric,
+            BEST_OVERRIDES: shlex.join(entry.overrides),
+            BEST_STEPS: str(count_best_steps(report.best_job)),
+        }
+
     def conclude(self, report: SweepReport, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
-        tell = Display(sys.stdout).print_line
-        with guard_extra("note: the plots of the sweep", tell):
+        print_line = Display(sys.stdout).print_line
+        with guard_extra("note: the plots of the sweep", print_line):
             self.add_files(report.draw(self.files.path), self.files.plots.name)
         compared: list[Path] = []
-        with guard_extra("note: the comparison of the best jobs", tell):
+        with guard_extra("note: the comparison of the best jobs", print_line):
             compared, self.comparison = write_comparison(self.files.path, report.labelled)
         if report.best_job is not None and report.best_job.are_folds:
             options = self.plan.evaluation if self.plan else EvaluationOptions()
-            with guard_extra("note: the report of all folds", tell):
+            with guard_extra("note: the report of all folds", print_line):
                 compared += write_pooled(self.files.path, report.best_job, options)
         self.add_files(compared, self.files.evaluation.name)
         self.end(status, error)

@@ -1,5 +1,7 @@
-"""Ranks the jobs of a sweep by a metric. Jobs with the same config are repeats, and their medians count; of folds, the
-means."""
+"""Ranks the jobs of a sweep by a metric.
+
+Jobs with the same config are repeats or folds of one job. The median over repeats counts, and the mean over folds.
+"""
 
 import json
 import math
@@ -29,14 +31,20 @@ from scaleflow.tracking.tracked_runs import (
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """A job with its runs: its repeats or its folds; without these it is a single one."""
+    """A job with its runs: one run, or one for each repeat or fold."""
 
     #: Its entries in the ledger with their runs, warm-ups included
     runs: Sequence[tuple[LedgerEntry, RunState]]
 
     @property
     def entry(self) -> LedgerEntry:
+        """The entry of the first run."""
         return self.runs[0][0]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the runs in the sweep."""
+        return [entry.number for entry, _ in self.runs]
 
     @property
     def without_warm_ups(self) -> list[tuple[LedgerEntry, RunState]]:
@@ -44,13 +52,19 @@ class RepeatedJob:
 
     @property
     def counted(self) -> list[RunState]:
-        """The runs that count in metrics and curves: those that finished; if none did, those that became ready."""
-        ready = [run for _, run in self.without_warm_ups if run.is_ready]
-        return [run for run in ready if run.status == "FINISHED"] or ready
+        """The runs that count in metrics and curves: finished runs, or if no run finished, all that became ready."""
+        ready = []
+        finished = []
+        for _, run in self.without_warm_ups:
+            if run.is_ready:
+                ready.append(run)
+                if run.status == "FINISHED":
+                    finished.append(run)
+        return finished or ready
 
     @property
     def are_folds(self) -> bool:
-        """Whether the jobs are the folds of one, of which means count."""
+        """Whether the runs are folds. Means count for folds."""
         return self.entry.is_fold
 
     @property
@@ -63,38 +77,54 @@ class RepeatedJob:
 
     @property
     def status(self) -> str:
-        """The status that all jobs have, or the number of jobs with each: `2 FINISHED, 1 FAILED`."""
+        """The status of all runs, or the number of runs with each status: `2 FINISHED, 1 FAILED`."""
         counts = Counter(entry.status for entry, _ in self.runs)
-        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {status}" for status, n in counts.items())
+        if len(counts) == 1:
+            return self.entry.status
+        return ", ".join(f"{count} {status}" for status, count in counts.items())
 
     @property
     def reason(self) -> str | None:
-        return "; ".join(dict.fromkeys(entry.reason for entry, _ in self.runs if entry.reason)) or None
+        """The distinct reasons why runs were refused or did not finish; None if all finished."""
+        reasons = dict.fromkeys(entry.reason for entry, _ in self.runs)
+        return "; ".join(filter(None, reasons)) or None
 
     @property
     def params(self) -> Mapping[str, str]:
-        return next((run.params for _, run in self.runs if run.params), {})
+        """The params of the first run that has any. A job that never became ready has none."""
+        for _, run in self.runs:
+            if run.params:
+                return run.params
+        return {}
 
     def find_value(self, key: str) -> str | None:
-        """Returns the value of a key: the param, or what the overrides say.
+        """Returns the value of a key: the length that a later command set, the param, or the value of an override.
 
-        A job that never became ready has no params, and a mapping has none of its own key. A job may have been resumed
-        with another length.
+        The overrides count for a job that never became ready, and for a mapping, which is not a param.
         """
-        lengths = [run.resumed_length[key] for _, run in self.runs if key in run.resumed_length]
-        if lengths:
-            return json.dumps(lengths[-1])
-        typed = [o.partition("=")[2] for o in self.entry.overrides if override_key(o) == key]
-        return self.params.get(key, typed[-1] if typed else None)
+        for _, run in reversed(self.runs):
+            if key in run.resumed_length:
+                return json.dumps(run.resumed_length[key])
+        if key in self.params:
+            return self.params[key]
+        for override in reversed(self.entry.overrides):
+            if override_key(override) == key:
+                return override.partition("=")[2]
+        return None
+
+    def find_values(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Returns the values of keys; empty for a key without a value."""
+        return tuple(self.find_value(key) or "" for key in keys)
 
     @property
     def curves(self) -> Mapping[str, Sequence[tuple[int, float]]]:
         """The (step, value) pairs of each metric, of the first run that counts."""
-        return next((run.curves for run in self.counted), {})
+        counted = self.counted
+        return counted[0].curves if counted else {}
 
     @property
     def run_ids(self) -> str | None:
-        """The ids of the runs in the store, separated by spaces; None if there are none."""
+        """The ids of the runs in the store, separated by spaces; None if no run is in a store."""
         return " ".join(run.run_id for _, run in self.runs if run.run_id) or None
 
     @property
@@ -104,50 +134,65 @@ class RepeatedJob:
 
     @property
     def rate(self) -> float | None:
-        return median(self.rates) if self.rates else None
+        rates = self.rates
+        return median(rates) if rates else None
 
     @property
     def results(self) -> dict[str, float]:
-        """The medians of the metrics that say how good the model is, or the means over folds."""
-        return self._join([run.results for run in self.counted])
-
-    def _join(self, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        keys = dict.fromkeys(key for each in values for key in each)
-        middle = mean if self.are_folds else median
-        return {key: middle([each[key] for each in values if key in each]) for key in keys}
-
-    def score(self, metric: str) -> float | None:
-        """Returns the median of a metric, or its mean over folds; None if a run that counts did not finish or has no
-        finite one.
-        """
-        values = self._list_values(metric)
-        return self.measure(metric) if values and all(map(math.isfinite, values)) else None
-
-    def measure(self, metric: str) -> float:
-        """Returns the same value, also if it is infinite; NaN if a run that counts did not finish, or has none."""
-        values = self._list_values(metric)
-        if not values or any(map(math.isnan, values)):
-            return math.nan
-        return mean(values) if self.are_folds else median(values)
-
-    def _list_values(self, metric: str) -> list[float]:
-        runs = [run for _, run in self.without_warm_ups]
-        return [run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan for run in runs]
-
-    def spread(self, metric: str) -> float | None:
-        """Returns the deviation of a metric over the folds (of a sample, with n - 1); None without folds."""
-        values = [run.metrics[metric] for run in self.counted if metric in run.metrics]
-        return stdev(values) if self.are_folds and len(values) > 1 else None
-
-    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunState]:
-        """Returns the best of the runs that count. All of them have the metric."""
-        choose = max if is_larger_better else min
-        return choose(self.without_warm_ups, key=lambda each: each[1].metrics[metric])
+        """The medians or means of the metrics that measure the quality of the model."""
+        return self._average([run.results for run in self.counted])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The medians of all metrics, or the means over folds."""
-        return self._join([run.metrics for run in self.counted])
+        """The medians or means of all metrics."""
+        return self._average([run.metrics for run in self.counted])
+
+    def score(self, metric: str) -> float | None:
+        """Returns the median or mean of a metric. None if a run did not finish, or has no finite value."""
+        values = self._list_values(metric)
+        if not values or not all(map(math.isfinite, values)):
+            return None
+        return self._take_middle(values)
+
+    def measure(self, metric: str) -> float:
+        """Returns the median or mean of a metric, which may be infinite. NaN if a run did not finish, or lacks it."""
+        values = self._list_values(metric)
+        if not values or any(map(math.isnan, values)):
+            return math.nan
+        return self._take_middle(values)
+
+    def spread(self, metric: str) -> float | None:
+        """Returns the deviation of a metric over the folds (of a sample, with n - 1); None without folds."""
+        values = []
+        for run in self.counted:
+            if metric in run.metrics:
+                values.append(run.metrics[metric])
+        return stdev(values) if self.are_folds and len(values) > 1 else None
+
+    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunState]:
+        """Returns the run with the best value of a metric, which all runs must have. Warm-ups do not count."""
+        choose = max if is_larger_better else min
+        return choose(self.without_warm_ups, key=lambda member: member[1].metrics[metric])
+
+    def _list_values(self, metric: str) -> list[float]:
+        """Returns the value of a metric of each run; NaN for a run that did not finish, or lacks it."""
+        values = []
+        for _, run in self.without_warm_ups:
+            is_finished = run.status == "FINISHED"
+            values.append(run.metrics.get(metric, math.nan) if is_finished else math.nan)
+        return values
+
+    def _average(self, metrics_of_runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Returns the median or mean of each metric over the runs that have it."""
+        values: dict[str, list[float]] = {}
+        for metrics in metrics_of_runs:
+            for name, value in metrics.items():
+                values.setdefault(name, []).append(value)
+        return {name: self._take_middle(values_of_metric) for name, values_of_metric in values.items()}
+
+    def _take_middle(self, values: Sequence[float]) -> float:
+        """Returns the mean over folds, or the median over repeats."""
+        return mean(values) if self.are_folds else median(values)
 
 
 def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunState]]) -> list[RepeatedJob]:
@@ -169,30 +214,38 @@ def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunSt
         return "max" if typed == "max" else "min"
     if direction is not None:
         return "max" if str(direction).lower().endswith("maximize") else "min"
-    found = {find_direction(metric, run.ready.modes) for run in runs if run.ready} or {find_direction(metric)}
-    return found.pop() if len(found) == 1 else None  # jobs may have different metrics of one name
+    directions = {find_direction(metric, run.ready.modes) for run in runs if run.ready}
+    if not directions:
+        return find_direction(metric)
+    if len(directions) > 1:  # jobs have different metrics with this name
+        return None
+    return directions.pop()
 
 
 def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, mode: Mode | None) -> list[RepeatedJob]:
     """Sorts jobs by a metric, the best first. Jobs without it, and jobs that did not finish, are last.
 
-    If it is not known which values are better, the jobs stay in their order.
+    If it is unknown which values are better, the jobs stay in their order.
     """
+    if mode is None:
+        return list(jobs)
 
-    def position(job: RepeatedJob) -> tuple[bool, float]:
+    def rank(job: RepeatedJob) -> tuple[bool, float]:
         score = job.score(metric)
-        return score is None, 0.0 if score is None else -score if mode == "max" else score
+        if score is None:
+            return True, 0.0
+        return False, -score if mode == "max" else score
 
-    return sorted(jobs, key=position) if mode is not None else list(jobs)
+    return sorted(jobs, key=rank)
 
 
 @dataclass(frozen=True)
 class BestJob:
     """The best job of a sweep."""
 
-    run: Run  # its run
-    tags: Mapping[str, str]  # those of the sweep's run, which name the job
-    metrics: Mapping[str, float]  # those of its exported model
+    run: Run
+    tags: Mapping[str, str]  # the tags of the sweep's own run, which name the job
+    metrics: Mapping[str, float]  # the metrics of the job's exported model
     overrides: Sequence[str]
 
     @property
@@ -206,25 +259,34 @@ class BestJob:
 
     @property
     def steps(self) -> int:
-        """The updates after which its model was the best; 0 if they are not known."""
+        """The number of updates of its best model; 0 if unknown."""
         return int(self.tags[BEST_STEPS])
 
 
 def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
-    """Returns the best job of the sweep that a folder or the id of its run names.
+    """Returns the best job of a sweep.
 
-    Raises ConfigError if there is no such sweep, or no finished job has its metric.
+    Args:
+        parent: the folder of the sweep, or the id of its run in MLflow.
+
+    Raises ConfigError if it is not a sweep, or if no finished job has its metric.
     """
     folder = Path(parent).expanduser()
     if RunFolder(folder).ledger.is_file():
-        tags = RunState.read(folder).tags
-        check_sweep_tags(parent, tags)
-        (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
-        run = Run((folder / entry.folder).absolute())
-        return BestJob(run, tags, run.state.model_metrics, overrides=entry.overrides)
+        return read_best_job(folder, parent)
     if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
         raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
     tracker, model, sweep = open_best_job(parent.removeprefix("runs:/"), options or Tracking())
-    run, tags = Run(None, tracker, model), sweep.data.tags
+    run = Run(None, tracker, model)
+    tags = sweep.data.tags
     metrics = {**run.tracked.data.metrics, **sweep.data.metrics}
     return BestJob(run, tags, metrics, overrides=shlex.split(tags[BEST_OVERRIDES]))
+
+
+def read_best_job(folder: Path, parent: str) -> BestJob:
+    """Reads the best job of the sweep in a folder. An error has the folder as the user typed it, `parent`."""
+    tags = RunState.read(folder).tags
+    check_sweep_tags(parent, tags)
+    entry = Ledger.load(RunFolder(folder)).get_entry(int(tags[BEST]))
+    run = Run((folder / entry.folder).absolute())
+    return BestJob(run, tags, run.state.model_metrics, overrides=entry.overrides)

@@ -1,9 +1,4 @@
-"""The report of a sweep: a table of its jobs as Markdown, CSV and JSON, on the terminal, and as plots.
-
-It also checks that jobs that do the same work start with the same losses, as every synchronous strategy must. A
-strategy can look fast because it trains on other data. The check compares `train/loss`, the mean over the first epoch
-so far, at the steps at which both jobs logged it: at least the first step and the end of the epoch.
-"""
+"""The report of a sweep: a table of its jobs as Markdown, CSV and JSON, on the terminal, and as plots."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.parse import is_under
 from scaleflow.interfaces import Mode
@@ -21,127 +16,25 @@ from scaleflow.interfaces.formatting import format_csv, format_number
 from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
-from scaleflow.runs.identity import IGNORED_KEYS
 from scaleflow.runs.state import INTERVAL, RATE, RunState, drop_intervals
-from scaleflow.sweep.ledger import LedgerEntry, select_swept
+from scaleflow.sweep.first_losses import LossCheck, check_first_losses
+from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.ranking import RepeatedJob, group_repeats, rank_jobs
 from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
 
-LOSS = "train/loss"
-
-#: The largest difference of two losses, relative to the loss if that is above 1. In float32 the order of summation
-#: makes small differences, which updates amplify. The significands of bfloat16 and float16 have 8 and 11 bits.
-FLOAT32_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 5e-2
-
-GLOBAL_BATCH = "resolved.global_batch_size"
-
-#: Params that do not affect the losses.
-LOSS_NEUTRAL_PARAMS = (
-    *("strategy", "hardware", "cluster", "precision", *IGNORED_KEYS, "resolved", "experiment"),
-    *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
-)
-
-Jobs = Sequence[tuple[LedgerEntry, RunState]]
-
-
-def check_first_losses(jobs: Jobs, swept: Sequence[str]) -> tuple[dict[int, str], list[str]]:
-    """Compares the first losses of the jobs of a sweep, warm-ups included: those that do the same work with the first
-    of them that has one replica, or with the first one if none has.
-
-    Returns:
-        By the number of a job `same`, `DIFFER`, or `not compared` if no other job does the same work or has losses at
-        the same steps; nothing about jobs without losses. And a line for each job that differs.
-    """
-    verdicts: dict[int, str] = {}
-    differences: list[str] = []
-    alike: dict[frozenset[tuple[str, str]], list[tuple[LedgerEntry, RunState]]] = {}
-    for entry, run in jobs:
-        if list_first_losses(run):
-            alike.setdefault(describe_work(run), []).append((entry, run))
-    for group in alike.values():
-        single_replica_jobs = (job for job in group if job[1].params.get("resolved.replicas") == "1")
-        first, reference = next(single_replica_jobs, group[0])
-        verdicts |= dict.fromkeys((entry.number for entry, _ in group), "not compared")
-        for entry, run in group:
-            if entry is first or not list_first_losses(run).keys() & list_first_losses(reference).keys():
-                continue
-            difference = find_difference(run, reference)
-            verdicts |= {first.number: "same", entry.number: "DIFFER" if difference else "same"}
-            if difference:
-                names = [f"#{each.number} {make_label(each, swept)}" for each in (entry, first)]
-                differences.append(f"{names[0]} has {difference} of {names[1]}")
-    return verdicts, differences
-
-
-def describe_work(run: RunState) -> frozenset[tuple[str, str]]:
-    """Returns the params that decide a job's losses: all except `LOSS_NEUTRAL_PARAMS`, and the global batch size."""
-    params = {key: value for key, value in run.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
-    return frozenset({**params, GLOBAL_BATCH: run.params.get(GLOBAL_BATCH, "")}.items())
-
-
-def find_difference(run: RunState, other: RunState) -> str:
-    """Describes the first step at which the losses of two runs differ; empty if they do not."""
-    losses, others = list_first_losses(run), list_first_losses(other)
-    is_full = all(each.params.get("precision", "float32") == "float32" for each in (run, other))
-    allowed = FLOAT32_TOLERANCE if is_full else HALF_PRECISION_TOLERANCE
-    for step in sorted(losses.keys() & others.keys()):
-        loss, other_loss = losses[step], others[step]
-        if not abs(loss - other_loss) <= allowed * max(1.0, abs(other_loss)):  # also true for NaN
-            return (
-                f"a loss of {loss:.6g} at step {step}, which differs by more than {allowed:g} from the {other_loss:.6g}"
-            )
-    return ""
-
-
-def list_first_losses(run: RunState) -> dict[int, float]:
-    """Returns the losses of the first epoch by step."""
-    last = run.epoch_steps
-    return {step: loss for step, loss in run.curves.get(LOSS, ()) if last is None or step <= last}
-
-
-SEED = "seed"
-
-Row = dict[str, str | int | float | None]
-
-
-def summarize_seeds(jobs: Sequence[RepeatedJob], choices: Sequence[str], metrics: Sequence[str]) -> list[Row]:
-    """Returns a row for each configuration that finished with several seeds, in the order of the jobs.
-
-    Args:
-        jobs: the jobs, the best first.
-        metrics: whose means and deviations are of interest.
-
-    Returns:
-        Rows with the values of the keys, the number of `seeds`, and `METRIC mean` and `METRIC deviation` (of a sample,
-        with n - 1). Empty if the seed does not vary.
-    """
-    if SEED not in choices:
-        return []
-    keys = [key for key in choices if key != SEED]
-    groups: dict[tuple[str, ...], list[RepeatedJob]] = {}
-    for job in jobs:
-        if job.is_finished:
-            groups.setdefault(tuple(job.find_value(key) or "" for key in keys), []).append(job)
-    rows = []
-    for values, members in groups.items():
-        if len({job.params.get(SEED) for job in members}) < 2:
-            continue
-        row: Row = {**dict(zip(keys, values, strict=True)), "seeds": len(members)}
-        for metric in metrics:
-            found = [value for job in members if (value := drop_intervals(job.metrics).get(metric)) is not None]
-            if len(found) > 1:
-                row |= {f"{metric} mean": mean(found), f"{metric} deviation": stdev(found)}
-        rows.append(row)
-    return rows
-
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Cell = str | int | float | None
+Row = dict[str, Cell]
 
-#: The files that a report is written to, in the sweep's folder.
-MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
+#: The files of a report, in the sweep's folder.
+MARKDOWN = "report.md"
+CSV = "report.csv"
+TABLE = "report.json"
 
-#: The tag in which MLflow's UI looks for the tables of a run.
+#: MLflow's UI reads the paths of a run's tables from this tag.
 TABLES_TAG = "mlflow.loggedArtifacts"
 
 #: Sections that decide how much hardware a job uses, but not what work it does.
@@ -158,7 +51,7 @@ METRIC_COLUMNS = {
     "device MB": "perf/peak_device_mb",
 }
 
-#: Columns of text.
+#: Columns of text, which a terminal aligns on the left.
 TEXT_COLUMNS = ("best", "status", "first losses")
 
 #: Columns of examples/s, which have no decimals.
@@ -173,30 +66,34 @@ LESS_IMPORTANT = ("first step s", "step ms", "examples/s")
 #: Metrics that the report of a rare class adds to a run. Its accuracy says little.
 RARE_CLASS_METRICS = ("roc_auc", "average_precision")
 
-#: The most metrics of a split in the table, and on a terminal.
-MAX_RESULTS, MAX_SHOWN = 4, 2
+#: The maximum number of metrics of a split in the table.
+MAX_RESULTS = 4
 
-#: The most jobs on a terminal, and in the description of the sweep's run.
+#: The maximum number of metrics of a split on a terminal.
+MAX_SHOWN = 2
+
+#: The maximum number of jobs on a terminal, and in the description of the sweep's run.
 MAX_ROWS = 50
 
 #: The mark of the best job.
 BEST_MARK = "*"
 
+SEED = "seed"
+
 
 class SweepReport:
-    """A table with a row for each job, the best first. The repeats of a job share a row with their medians.
+    """A table with a row for each job, the best first. Repeats of a job share a row with their medians.
 
     Args:
-        metric: ranks the jobs. Those that did not finish are last.
-        mode: whether smaller or larger values of it are better; None: not known.
+        metric: ranks the jobs. Jobs that did not finish are last.
+        mode: whether smaller or larger values of the metric are better; None if unknown.
         same_losses: whether jobs that do the same work must start with the same losses.
 
     Attributes:
-        best: the best run with its job; None if there is none.
+        best: the best run with its job; None if no job has the metric.
         choices: the keys that vary, whose values are columns.
-        finished: how many jobs have nothing left to do.
+        finished: the number of jobs with nothing left to do.
         differences: a line for each job that starts with different losses.
-        reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
         seeds: the mean and the deviation of each configuration, if the seed varies.
     """
@@ -209,81 +106,88 @@ class SweepReport:
         mode: Mode | None = "min",
         same_losses: bool = False,
     ) -> None:
-        self.finished = sum(entry.is_finished for entry, _ in jobs)
-        self._jobs = group_repeats(jobs)
         self.metric = metric
         self._mode = mode
-        self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
-        has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
-        self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
-        self.choices = choose_report_columns([run for _, run in jobs], swept)
         self._swept = swept
-        self._are_repeated = any(len(each.runs) > 1 for each in self._jobs)
-        self._verdicts, self.differences = check_first_losses(jobs, swept) if same_losses else ({}, [])
-        self._base, self.reason = self._one_replica()
-        self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
-        self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
-        self.seeds = summarize_seeds(ranked, self.choices, choose_results(self.columns, metric, MAX_SHOWN))
+        self.finished = sum(entry.is_finished for entry, _ in jobs)
+        self._ranked = rank_jobs(group_repeats(jobs), metric, mode)
+        self._are_repeated = False
+        self._have_folds = False
+        for job in self._ranked:
+            self._are_repeated |= len(job.runs) > 1
+            self._have_folds |= job.are_folds
+        self.best = self._find_best()
+        self.choices = choose_report_columns([run for _, run in jobs], swept)
+        loss_check = check_first_losses(jobs, swept) if same_losses else LossCheck()
+        self.differences = loss_check.differences
+        self._scaling = ScalingEfficiency(self._ranked, self.choices)
+        self.rows = [self._make_row(job, loss_check) for job in self._ranked]
+        self.columns = self._list_columns()
+        self.seeds = summarize_seeds(self._ranked, self.choices, choose_results(self.columns, metric, MAX_SHOWN))
+
+    def _find_best(self) -> tuple[LedgerEntry, RunState] | None:
+        if self._mode is None or not self._ranked:
+            return None
+        first = self._ranked[0]
+        if first.score(self.metric) is None:
+            return None
+        return first.find_best(self.metric, self._mode == "max")
+
+    def _list_columns(self) -> list[str]:
+        """Lists the columns that have values, in the order of the rows."""
+        return [column for column in list_columns(self.rows) if self._has_values(column)]
 
     def _has_values(self, column: str) -> bool:
-        """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
-        if column == "efficiency" and not self._has_replicas:
-            return False
-        return column == "efficiency" or any(row.get(column) not in (None, "") for row in self.rows)
+        if column == "efficiency":  # it may be blank: a note says why
+            return self._scaling.has_replicas
+        return any(row.get(column) not in (None, "") for row in self.rows)
 
-    @property
-    def _has_replicas(self) -> bool:
-        """Whether a job has several replicas. Otherwise the efficiency says nothing."""
-        return any(job.params.get("resolved.replicas", "1") != "1" for job in self._jobs)
-
-    def _row(self, job: RepeatedJob, is_best: bool) -> dict[str, Cell]:
-        numbers = [entry.number for entry, _ in job.runs]
-        row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
+    def _make_row(self, job: RepeatedJob, loss_check: LossCheck) -> Row:
+        """Returns the cells of a job by column."""
+        numbers = job.numbers
+        row: Row = {}
+        row["best"] = BEST_MARK if job is self.best_job else ""  # MLflow's table shows None as null
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
-        row |= {key: job.find_value(key) for key in self.choices}
+        for key in self.choices:
+            row[key] = job.find_value(key)
         row["status"] = job.status
-        verdicts = {self._verdicts.get(number) for number in numbers}
-        row["first losses"] = next((each for each in ("DIFFER", "same", "not compared") if each in verdicts), None)
+        row["first losses"] = choose_verdict(job, loss_check)
         metrics = job.metrics
-        row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
-        if (spread := job.spread(self.metric)) is not None:
-            row["deviation"] = spread
-        for column, key in METRIC_COLUMNS.items():
-            row[column] = job.rate if column == "examples/s" else metrics.get(key)
-            if column == "examples/s" and self._are_repeated:
-                row |= {"least": min(job.rates, default=None), "most": max(job.rates, default=None)}
-                row["counted"] = len(job.rates)
-        row["replicas"] = int(replicas) if (replicas := job.params.get("resolved.replicas")) else None
-        row["efficiency"] = self._efficiency(job)
+        for key in choose_results(metrics, self.metric, MAX_RESULTS):
+            row[key] = metrics[key]
+        deviation = job.spread(self.metric)
+        if deviation is not None:
+            row["deviation"] = deviation
+        self._add_measurements(row, job)
+        row["replicas"] = count_replicas(job)
+        row["efficiency"] = self._scaling.measure(job)
         row["run"] = job.run_ids
         row["reason"] = job.reason
         return row
 
-    def _one_replica(self) -> tuple[dict[tuple[str, ...], float], str]:
-        """Returns the highest examples/s on one replica for each kind of work, and why there are none."""
-        rates: dict[tuple[str, ...], float] = {}
-        for job in self._jobs:
-            if job.params.get("resolved.replicas") == "1" and job.rate and job.is_finished:
-                key = self._work(job)
-                rates[key] = max(job.rate, rates.get(key, 0.0))
-        return rates, "" if rates else "no finished job of the sweep has one replica"
-
-    def _work(self, job: RepeatedJob) -> tuple[str, ...]:
-        """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
-        return tuple(job.find_value(key) or "" for key in self.choices if not is_under(key, SCALE_SECTIONS))
-
-    def _efficiency(self, job: RepeatedJob) -> float | None:
-        """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
-        single_rate = self._base.get(self._work(job))
-        replicas = job.params.get("resolved.replicas")
-        return job.rate / (int(replicas) * single_rate) if job.rate and replicas and single_rate else None
+    def _add_measurements(self, row: Row, job: RepeatedJob) -> None:
+        """Adds the columns of `METRIC_COLUMNS`. With repeats the speed has its range as well."""
+        metrics = job.metrics
+        for column, metric in METRIC_COLUMNS.items():
+            if column != "examples/s":
+                row[column] = metrics.get(metric)
+                continue
+            rates = job.rates
+            row[column] = job.rate
+            if self._are_repeated:
+                row["least"] = min(rates, default=None)
+                row["most"] = max(rates, default=None)
+                row["counted"] = len(rates)
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the table as Markdown, as CSV and as JSON for MLflow's UI; returns the files."""
-        forms = {MARKDOWN: self.markdown(), CSV: self.csv(), TABLE: self.table()}
-        for name, text in forms.items():
-            (folder / name).write_text(text)
-        return [folder / name for name in forms]
+        texts = {MARKDOWN: self.markdown(), CSV: self.csv(), TABLE: self.table()}
+        paths = []
+        for name, text in texts.items():
+            path = folder / name
+            path.write_text(text)
+            paths.append(path)
+        return paths
 
     def draw(self, folder: Path) -> list[Path]:
         """Draws plots of the jobs as SVG files in a folder, and returns the files."""
@@ -292,23 +196,28 @@ class SweepReport:
         return draw_plots(self.labelled, self.choices, folder)
 
     def tags(self) -> Mapping[str, str]:
-        """The tags with which MLflow's UI shows the table."""
+        """Returns the tags that make MLflow's UI show the table."""
         return {TABLES_TAG: json.dumps([{"path": TABLE, "type": "table"}])}
 
     @property
     def shown(self) -> list[str]:
         """The columns for a terminal, and for the description of the sweep's run."""
         results = choose_results(self.columns, self.metric, MAX_SHOWN)
-        return [
-            key
-            for key in self.columns
-            if key in results or not (key in HIDDEN_COLUMNS or key.startswith(("train/", "val/", "test/")))
-        ]
+        shown = []
+        for column in self.columns:
+            is_hidden = column in HIDDEN_COLUMNS or column.startswith(("train/", "val/", "test/"))
+            if column in results or not is_hidden:
+                shown.append(column)
+        return shown
 
     def markdown(self) -> str:
-        notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        seeds = ["", format_table(format_cells(self.seeds)), ""] if self.seeds else [""]
-        return "\n".join([format_table(format_cells(self.rows, self.columns)), *seeds, *notes]) + "\n"
+        lines = [format_table(format_cells(self.rows, self.columns)), ""]
+        if self.seeds:
+            lines += [format_table(format_cells(self.seeds)), ""]
+        lines += self._notes()
+        for line in self.differences:
+            lines.append(f"THE FIRST LOSSES DIFFER: {line}")
+        return "\n".join(lines) + "\n"
 
     @property
     def best_job(self) -> RepeatedJob | None:
@@ -318,31 +227,36 @@ class SweepReport:
     @property
     def labelled(self) -> list[tuple[str, RepeatedJob]]:
         """All jobs with their labels, the best first."""
-        return [(make_label(each.entry, self._swept), each) for each in self._ranked]
+        return [(job.entry.label(self._swept), job) for job in self._ranked]
 
     def _notes(self) -> list[str]:
         notes = [self.ranking]
-        if self._has_replicas:
-            blank = f"; blank: {self.reason}" if self.reason else ""
+        if self._scaling.has_replicas:
+            reason = self._scaling.reason
+            blank = f"; blank: {reason}" if reason else ""
             notes.append(f"efficiency: examples/s of each replica, divided by those of a single replica{blank}")
-        if any(each.are_folds for each in self._jobs):
+        if self._have_folds:
             notes.append("with folds: means, the deviation over the folds, and the lowest and highest examples/s")
         elif self._are_repeated:
             notes.append("with repeats: medians, and the lowest and highest examples/s")
-        return [*notes, *self._compare_validation()]
+        return notes + self._compare_validation()
 
     def _compare_validation(self) -> list[str]:
-        """Returns a note if the metric that ranks the jobs is not of the same examples for all."""
-        begun = [job for job in self._ranked if job.params]  # an interrupted sweep has jobs that have not begun
-        counts = {int(job.params.get("resolved.examples.validation", 0)) for job in begun}
-        if len(counts) < 2 or not self.metric.startswith("val/"):
+        """Returns a note if the metric that ranks the jobs is measured on different examples."""
+        if not self.metric.startswith("val/"):
             return []
-        found = " and ".join(f"{count:,}" for count in sorted(counts))
-        return [f"{self.metric} is not of the same examples in all jobs ({found}); dataset.validation=0.1 makes it so"]
+        counts = set()
+        for job in self._ranked:
+            if job.params:  # an interrupted sweep has jobs that have not begun
+                counts.add(int(job.params.get("resolved.examples.validation", 0)))
+        if len(counts) < 2:
+            return []
+        listed = " and ".join(f"{count:,}" for count in sorted(counts))
+        return [f"{self.metric} is not of the same examples in all jobs ({listed}); dataset.validation=0.1 makes it so"]
 
     @property
     def ranking(self) -> str:
-        """Which job is the best, or why there is none."""
+        """Says which job is the best, or why none is."""
         if self.best is not None:
             order = "largest" if self._mode == "max" else "smallest"
             return f"best job ({BEST_MARK}): the one with the {order} {self.metric} (sweep.metric)"
@@ -354,77 +268,211 @@ class SweepReport:
         return f"no best job: no finished job has sweep.metric={self.metric}{hint}"
 
     def describe_best(self) -> str:
-        """Names the best job with its metric, such as `#2 model.units=256, val/loss 0.3837`; empty if there is none."""
+        """Names the best job with its metric: `#2 model.units=256, val/loss 0.3837`. Returns "" if no job is best."""
         if self.best is None:
             return ""
         entry, run = self.best
+        title = f"#{entry.number} {entry.label(self._swept)}, {self.metric}"
         job = self._ranked[0]
-        spread, score = job.spread(self.metric), job.score(self.metric)
-        value = format_number(run.metrics[self.metric] if spread is None or score is None else score)
-        over = "" if spread is None else f" (deviation {format_number(spread)} over {len(job.runs)} folds)"
-        return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}{over}"
+        deviation = job.spread(self.metric)
+        if deviation is None:
+            return f"{title} {format_number(run.metrics[self.metric])}"
+        score = job.score(self.metric)
+        value = run.metrics[self.metric] if score is None else score
+        return f"{title} {format_number(value)} (deviation {format_number(deviation)} over {len(job.runs)} folds)"
+
+    def _list_cells(self) -> list[list[Cell]]:
+        """Returns the cells of each row in the order of the columns."""
+        cells = []
+        for row in self.rows:
+            cells.append(list(map(row.get, self.columns)))
+        return cells
 
     def csv(self) -> str:
-        return format_csv(self.columns, ([row.get(key) for key in self.columns] for row in self.rows))
+        return format_csv(self.columns, self._list_cells())
 
     def table(self) -> str:
         """Returns JSON as `mlflow.log_table` writes it, with five digits to fit MLflow's UI. The CSV has all digits."""
-        data = [[format_figure(row.get(key)) for key in self.columns] for row in self.rows]
-        columns = [key.replace(".", "/") for key in self.columns]  # a column with a dot is blank in MLflow's UI
+        data = [list(map(round_number, cells)) for cells in self._list_cells()]
+        columns = [column.replace(".", "/") for column in self.columns]  # MLflow's UI shows a column with a dot blank
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
-        """Prints the tables, in colour on a terminal."""
+        """Prints the tables and the notes, in colour on a terminal."""
         from rich.console import Console
 
         console = Console(file=stream, highlight=False)
         width = measure_width(stream)
-
-        def show_table(cells: list[list[str]], styles: Sequence[str | None]) -> None:
-            left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
-            head, rows = lay_out_table(cells, left, width, less=LESS_IMPORTANT)
-            for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
-                if lines:
-                    console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
-
-        show_table(format_cells(self.rows[:MAX_ROWS], self.shown), [choose_style(row) for row in self.rows[:MAX_ROWS]])
+        rows = self.rows[:MAX_ROWS]
+        self._show_table(console, format_cells(rows, self.shown), [choose_style(row) for row in rows], width)
         if len(self.rows) > MAX_ROWS:
             console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
         if self.seeds:
             console.print("over the seeds")
-            show_table(format_cells(self.seeds), [None] * len(self.seeds))
-        notes = [f"efficiency: {self.reason}"] if self.reason and self._has_replicas and len(self.rows) > 1 else []
-        notes += self._compare_validation()
-        for note in [*notes, *([self.ranking] if self.best is None else [])]:
+            self._show_table(console, format_cells(self.seeds), [None] * len(self.seeds), width)
+        for note in self._list_shown_notes():
             console.print("\n".join(wrap_line(note, width)), markup=False, soft_wrap=True)
+
+    def _show_table(
+        self, console: Console, cells: Sequence[Sequence[str]], styles: Sequence[str | None], width: int | None
+    ) -> None:
+        """Prints a table, with a style for each of its rows."""
+        left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
+        head, rows = lay_out_table(cells, left, width, less=LESS_IMPORTANT)
+        for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
+            if lines:
+                console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
+
+    def _list_shown_notes(self) -> list[str]:
+        """Lists the notes for a terminal."""
+        notes = []
+        if self._scaling.reason and self._scaling.has_replicas and len(self.rows) > 1:
+            notes.append(f"efficiency: {self._scaling.reason}")
+        notes += self._compare_validation()
+        if self.best is None:
+            notes.append(self.ranking)
+        return notes
+
+
+class ScalingEfficiency:
+    """Compares the speed of jobs with the speed of the same work on one replica.
+
+    Args:
+        jobs: the jobs of the sweep.
+        choices: the keys that vary. Without the keys of `SCALE_SECTIONS` they identify the work of a job.
+
+    Attributes:
+        has_replicas: whether a job has several replicas. Otherwise the efficiency says nothing.
+        reason: why no job has an efficiency; empty if one may have it.
+    """
+
+    def __init__(self, jobs: Sequence[RepeatedJob], choices: Sequence[str]) -> None:
+        self._keys = [key for key in choices if not is_under(key, SCALE_SECTIONS)]
+        self._single_rates: dict[tuple[str, ...], float] = {}  # the highest rate on one replica, by work
+        self.has_replicas = False
+        for job in jobs:
+            if job.params.get("resolved.replicas", "1") != "1":
+                self.has_replicas = True
+            if count_replicas(job) == 1 and job.rate and job.is_finished:
+                work = self._identify_work(job)
+                self._single_rates[work] = max(job.rate, self._single_rates.get(work, 0.0))
+        self.reason = "" if self._single_rates else "no finished job of the sweep has one replica"
+
+    def _identify_work(self, job: RepeatedJob) -> tuple[str, ...]:
+        """Returns the values that identify the work of a job."""
+        return job.find_values(self._keys)
+
+    def measure(self, job: RepeatedJob) -> float | None:
+        """Returns examples/s per replica, divided by the rate of the same work on one replica; None if unknown."""
+        single_rate = self._single_rates.get(self._identify_work(job))
+        replicas = count_replicas(job)
+        if not job.rate or not replicas or not single_rate:
+            return None
+        return job.rate / (replicas * single_rate)
+
+
+def count_replicas(job: RepeatedJob) -> int | None:
+    """Returns the number of replicas of a job; None if it never became ready."""
+    replicas = job.params.get("resolved.replicas")
+    return int(replicas) if replicas else None
+
+
+def choose_verdict(job: RepeatedJob, check: LossCheck) -> str | None:
+    """Returns the worst verdict on the first losses of the runs of a job; None if none of them has one."""
+    verdicts = list(map(check.verdicts.get, job.numbers))
+    for verdict in ("DIFFER", "same", "not compared"):
+        if verdict in verdicts:
+            return verdict
+    return None
+
+
+def summarize_seeds(jobs: Sequence[RepeatedJob], choices: Sequence[str], metrics: Sequence[str]) -> list[Row]:
+    """Returns a row for each configuration that finished with several seeds, in the order of the jobs.
+
+    Args:
+        jobs: the jobs, the best first.
+        metrics: the metrics to summarize.
+
+    Returns:
+        Rows with the values of the keys, the number of `seeds`, and `METRIC mean` and `METRIC deviation` (of a sample,
+        with n - 1). Empty if the seed does not vary.
+    """
+    if SEED not in choices:
+        return []
+    keys = list(choices)
+    keys.remove(SEED)
+    groups: dict[tuple[str, ...], list[RepeatedJob]] = {}
+    for job in jobs:
+        if job.is_finished:
+            groups.setdefault(job.find_values(keys), []).append(job)
+    rows = []
+    for configuration, members in groups.items():
+        seeds = {job.params.get(SEED) for job in members}
+        if len(seeds) > 1:
+            row: Row = {**dict(zip(keys, configuration, strict=True)), "seeds": len(members)}
+            rows.append(row | summarize_metrics(members, metrics))
+    return rows
+
+
+def summarize_metrics(jobs: Sequence[RepeatedJob], metrics: Sequence[str]) -> Row:
+    """Returns the mean and the deviation of each metric that several jobs have."""
+    values: dict[str, list[float]] = {metric: [] for metric in metrics}
+    for job in jobs:
+        results = drop_intervals(job.metrics)
+        for metric in metrics:
+            if metric in results:
+                values[metric].append(results[metric])
+    cells: Row = {}
+    for metric in metrics:
+        if len(values[metric]) > 1:
+            cells[f"{metric} mean"] = mean(values[metric])
+            cells[f"{metric} deviation"] = stdev(values[metric])
+    return cells
 
 
 def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
-    """Chooses the metrics to show: the given one, and the first of validation and of the test, or of the training.
+    """Chooses metrics to show: the metric that ranks the jobs, then metrics of validation and test, or of training.
 
     A run has the metrics of `RARE_CLASS_METRICS` if a class is rare, or if the user asks for them. So they come before
     the others of their split.
 
     Args:
-        metric: the one that ranks the jobs. Columns of `METRIC_COLUMNS` have other names. The column examples/s also
-            has other values: it leaves out the first epoch.
+        metric: the metric that ranks the jobs. It is left out if it has a column of `METRIC_COLUMNS` anyway. The speed
+            is never left out, because the column examples/s has other values: without the first epoch.
+        most: the maximum number of metrics of a split.
     """
-
-    def of_split(split: str) -> list[str]:
-        names = [key for key in metrics if key.startswith(f"{split}/") and not key.endswith(INTERVAL)]
-        of_rare = [key for key in names if key.rpartition("/")[2] in RARE_CLASS_METRICS]
-        others = [key for key in names if key not in of_rare]
-        chosen = [*of_rare, *others[: max(0, most - len(of_rare))]]
-        return [key for key in names if key in chosen]
-
+    names = list(metrics)
+    chosen = []
     has_column = metric != RATE and metric in METRIC_COLUMNS.values()
-    first = [metric] if metric in metrics and not has_column else []
-    return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
+    if metric in names and not has_column:
+        chosen.append(metric)
+    held_out = choose_split_results(names, "val", most) + choose_split_results(names, "test", most)
+    chosen += held_out or choose_split_results(names, "train", most)
+    return list(dict.fromkeys(chosen))
+
+
+def choose_split_results(metrics: Sequence[str], split: str, most: int) -> list[str]:
+    """Returns the first metrics of a split, in their order. Metrics of a rare class have precedence."""
+    names = []
+    rare_class = []
+    others = []
+    for name in metrics:
+        if name.startswith(f"{split}/") and not name.endswith(INTERVAL):
+            names.append(name)
+            is_of_rare_class = name.rpartition("/")[2] in RARE_CLASS_METRICS
+            if is_of_rare_class:
+                rare_class.append(name)
+            else:
+                others.append(name)
+    room = max(0, most - len(rare_class))
+    chosen = rare_class + others[:room]
+    return [name for name in names if name in chosen]
 
 
 def make_loading_row(model_uri: str | None, store: str | None, folder: Path) -> tuple[str, str]:
-    """Returns a label, and a line of Python that loads the model of a run: from the store, or from its folder if it is
-    not there. If it is in neither, it is the folder.
+    """Returns a label and a line of Python that loads the model of a run, from the store or else from its folder.
+
+    If the model is in neither, the line is the folder of the run.
     """
     if model_uri is not None and store is not None:
         address = json.dumps(drop_credentials(store))
@@ -432,8 +480,10 @@ def make_loading_row(model_uri: str | None, store: str | None, folder: Path) -> 
         return "load it", f"{first}mlflow.pyfunc.load_model({json.dumps(model_uri)})"
     model = RunFolder(folder).model
     loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
-    calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
-    return ("load it", calls[0]) if calls else ("folder", os.path.relpath(folder))
+    for load, path in loads.items():
+        if path.exists():
+            return "load it", f"{load}({json.dumps(os.path.relpath(path))})"
+    return "folder", os.path.relpath(folder)
 
 
 def choose_style(row: Mapping[str, Cell]) -> str | None:
@@ -443,25 +493,47 @@ def choose_style(row: Mapping[str, Cell]) -> str | None:
     return "bold green" if row["best"] else None
 
 
-def choose_report_columns(jobs: Sequence[RunState], swept: Sequence[str]) -> list[str]:
-    """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ."""
-    keys = [key for key in swept if key not in ("experiment", "seed")]
+def choose_report_columns(runs: Sequence[RunState], swept: Sequence[str]) -> list[str]:
+    """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ. The seed is last.
+
+    Args:
+        runs: the runs of the jobs.
+    """
+    columns = [key for key in swept if key not in ("experiment", SEED)]
     if "experiment" in swept:
-        params_of_runs = [run.params for run in jobs if run.params]
-        named = dict.fromkeys(key for params in params_of_runs for key in params if "." in key)
-        settings = [key for key in named if not key.startswith(("resolved.", "tracking.", "sweep."))]
-        keys += [key for key in settings if len({params.get(key) for params in params_of_runs}) > 1]
-    return [*dict.fromkeys([*keys, *(["seed"] if "seed" in swept else [])])]
+        columns += list_differing_params(runs)
+    if SEED in swept:
+        columns.append(SEED)
+    return list(dict.fromkeys(columns))
 
 
-def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
-    return " ".join(select_swept(entry.overrides, swept)) or f"job {entry.number}"
+def list_differing_params(runs: Sequence[RunState]) -> list[str]:
+    """Lists the keys of the config that do not have the same value in all runs."""
+    params_of_runs = [run.params for run in runs if run.params]
+    differing = []
+    for key in list_columns(params_of_runs):
+        is_setting = "." in key and not key.startswith(("resolved.", "tracking.", "sweep."))
+        if is_setting and len({params.get(key) for params in params_of_runs}) > 1:
+            differing.append(key)
+    return differing
+
+
+def list_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """Lists the keys of rows in the order of their first appearance."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    return list(columns)
 
 
 def format_cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str] = ()) -> list[list[str]]:
-    """Returns a table as text: its head, and its rows; without columns it has those of all rows."""
-    head = list(columns or dict.fromkeys(key for row in rows for key in row))
-    return [head, *([format_cell(row.get(key), key) for key in head] for row in rows)]
+    """Returns a table as text: its head and its rows. Without `columns` it has the columns of all rows."""
+    if not columns:
+        columns = list_columns(rows)
+    cells = [list(columns)]
+    for row in rows:
+        cells.append([format_cell(row.get(column), column) for column in columns])
+    return cells
 
 
 def format_cell(value: Any, column: str = "") -> str:
@@ -472,10 +544,12 @@ def format_cell(value: Any, column: str = "") -> str:
         return str(value)
     if column == "efficiency":
         return f"{value:.2f}"
-    return f"{value:,.0f}" if column in (*RATE_COLUMNS, RATE) and abs(value) >= 1000 else format_number(value)
+    if column in (*RATE_COLUMNS, RATE) and abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return format_number(value)
 
 
-def format_figure(value: Cell) -> Cell:
+def round_number(value: Cell) -> Cell:
     """Rounds a number to five digits; None for NaN and infinity, which JSON lacks."""
     if not isinstance(value, float):
         return value

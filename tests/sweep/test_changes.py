@@ -149,12 +149,12 @@ def test_a_change_while_a_sweep_runs_is_found(tmp_path: Path) -> None:
 def test_only_files_that_both_jobs_read_are_compared_between_jobs() -> None:
     before = record_parts({"a.py": "1", "b.py": "2"}, {"s3://bucket/d.csv": "1"})
     now = record_parts({"b.py": "3", "c.py": "4"}, {"d.csv": "5"})
-    assert list_input_changes(before, now, are_of_one=False) == ["b.py changed"]
-    assert list_input_changes(before, now, are_of_one=True) == [
+    assert list_input_changes(before, now, is_same_job=False) == ["b.py changed"]
+    assert list_input_changes(before, now, is_same_job=True) == [
         *("a.py is gone", "b.py changed", "c.py is new", "d.csv is new")
     ]
 
 
 def test_data_of_another_machine_does_not_count() -> None:
     before, now = record_parts({}, {"/there/d.csv": "1"}), record_parts({}, {})
-    assert list_input_changes(before, now, are_of_one=True) == []
+    assert list_input_changes(before, now, is_same_job=True) == []

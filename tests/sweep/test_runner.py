@@ -30,7 +30,7 @@ from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import RunState
-from scaleflow.sweep import plots, runner
+from scaleflow.sweep import plots, progress, runner
 from scaleflow.sweep.composer import JobComposer, abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.sweep.ranking import choose_mode
@@ -229,7 +229,7 @@ def test_sent_again_what_was_not_recorded_is(
     from mlflow import MlflowClient
 
     def die(sweep: runner.SweepRunner) -> None:
-        recorder = sweep._parent.recorder
+        recorder = sweep._progress.parent.recorder
         assert recorder is not None
         wait_for(lambda: recorder.recorded > 0)
         recorder.stop()
@@ -737,7 +737,7 @@ def test_recognised_jobs_are_neither_prepared_nor_looked_up(
     capsys.readouterr()
     count(JobComposer, "prepare")
     count(recovery, "repair")
-    count(runner, "read_job_state")
+    count(progress, "read_job_state")
     again = sweep(monkeypatch, "training.epochs=range(1,17)")
     assert [plan.training.epochs for plan in again.plans] == [16]
     assert calls.count("prepare") == 2  # the new job: when it is checked, and when it runs
@@ -763,7 +763,7 @@ def test_the_report_is_not_written_anew_after_each_of_many_jobs(folder: Path, mo
         update(parent, report)
 
     monkeypatch.setattr(runner.ParentRun, "update", spy)
-    monkeypatch.setattr(runner, "REPORT_SHARE", 1e-9)
+    monkeypatch.setattr(progress, "REPORT_SHARE", 1e-9)
     sweep(monkeypatch, "training.epochs=1,2,3,4,5")
     assert updates == [1, 5]
 

@@ -9,8 +9,9 @@ import pytest
 
 from scaleflow.interfaces.events import RunReady
 from scaleflow.runs.state import RunState
+from scaleflow.sweep.first_losses import LOSS
 from scaleflow.sweep.ledger import LedgerEntry
-from scaleflow.sweep.sweep_report import LOSS, SweepReport, choose_results
+from scaleflow.sweep.sweep_report import SweepReport, choose_results
 
 Points = Sequence[tuple[int, float]]
 
