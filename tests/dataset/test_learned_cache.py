@@ -29,8 +29,9 @@ def refuse_to_learn(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("scaleflow.dataset.tables.files.TableFiles.read_schema", fail)
     patch.setattr("scaleflow.dataset.tables.files.TableFiles._list_blocks", fail)
-    for name in ("check_column_types", "describe_known_target", "choose_kind", "are_plain_numbers"):
-        patch.setattr(f"scaleflow.dataset.table.{name}", fail)
+    for name in ("check_column_types", "describe_known_target", "choose_kind", "find_forms"):
+        patch.setattr(f"scaleflow.dataset.tables.learning.{name}", fail)
+    patch.setattr("scaleflow.dataset.tables.rows.are_plain_numbers", fail)
     for name in ("Number", "Category", "WordBag", "Date"):
         patch.setattr(f"scaleflow.dataset.tables.columns.{name}.learn", fail)
 

@@ -18,8 +18,10 @@ import numpy as np
 from scaleflow.interfaces import Inputs, Standardize
 from scaleflow.interfaces.options import Positive, at_least, check_options
 
-#: Keras's way to standardize ASCII, and a character of a script that is written without spaces.
+#: Keras's way to standardize ASCII.
 LOWER: Standardize = "lower_and_strip_punctuation"
+
+#: A character of a script that is written without spaces.
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 #: Number of reserved token ids: padding and unknown words.
@@ -29,13 +31,13 @@ SPECIAL = 2
 class Text:
     """Converts a text, a string of shape (), to the token ids of its first words.
 
-    0 is padding, 1 an unknown word; other words are numbered by descending frequency.
+    0 is padding, 1 an unknown word. The other words are numbered by descending frequency.
 
     Args:
         vocabulary: maximum number of token ids.
-        tokens: words per text; shorter texts are padded.
+        tokens: words per text. Shorter texts are padded.
         standardize: applied to the text before it is split at white space. `unicode` lowers the letters of all scripts
-            and strips ASCII punctuation; texts in scripts without spaces are split into characters.
+            and strips ASCII punctuation. Texts in scripts without spaces are split into characters.
 
     Raises:
         ConfigError: if an option is invalid.
@@ -48,9 +50,10 @@ class Text:
         tokens: Positive = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
     ) -> None:
-        self._vocabulary, self._tokens = vocabulary, tokens
+        self._vocabulary = vocabulary
+        self._tokens = tokens
         self._is_unicode = standardize == "unicode"
-        self._standardize = None if standardize == "none" else LOWER if self._is_unicode else standardize
+        self._standardize = choose_standardization(standardize)
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
         """Returns the most frequent words, in descending order of frequency."""
@@ -63,13 +66,14 @@ class Text:
             layer.update_state(batch)
         for space in string.whitespace + string.punctuation:
             del characters[space]
-        if sum(count for each, count in characters.items() if UNSPACED.match(each)) * 2 > characters.total() > 0:
-            return [each for each, _ in characters.most_common(self._vocabulary - SPECIAL)]
+        unspaced = sum(count for character, count in characters.items() if UNSPACED.match(character))
+        if unspaced * 2 > characters.total() > 0:
+            return [character for character, _ in characters.most_common(self._vocabulary - SPECIAL)]
         layer.finalize_state()
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
     def extend(self, learned: Any, new: Any) -> list[str]:
-        """Returns the known words, then the most frequent new ones that there is a place for."""
+        """Returns the known words, then the most frequent new words, as many as there are ids."""
         return add_words(learned, new, self._vocabulary - SPECIAL)
 
     def features(self, learned: Any) -> Inputs:
@@ -80,17 +84,24 @@ class Text:
         """Returns the model texts [b] -> [b, tokens] int32."""
         raw = keras.Input((), dtype="string", name="text")
         words, places = add_variants(learned) if self._is_unicode else (learned, [])
-        numbers = keras.ops.cast(
-            self._layer(vocabulary=words, split=find_split(learned, self._is_unicode))(raw), "int32"
-        )
+        vectorize = self._layer(vocabulary=words, split=find_split(learned, self._is_unicode))
+        numbers = keras.ops.cast(vectorize(raw), "int32")
         if len(words) > len(learned):
-            numbers = keras.ops.take(np.array([0, 1, *(SPECIAL + place for place in places)], "int32"), numbers, axis=0)
+            ids = [0, 1, *(SPECIAL + place for place in places)]
+            numbers = keras.ops.take(np.array(ids, "int32"), numbers, axis=0)
         return keras.Model(raw, numbers, name="text")
 
     def _layer(self, **options: Any) -> keras.Layer:
         return keras.layers.TextVectorization(
             standardize=self._standardize, output_sequence_length=self._tokens, **options
         )
+
+
+def choose_standardization(standardize: Standardize) -> str | None:
+    """Returns the option `standardize` of Keras's TextVectorization."""
+    if standardize == "none":
+        return None
+    return LOWER if standardize == "unicode" else standardize
 
 
 def lower_text(text: Any) -> str:
@@ -100,28 +111,37 @@ def lower_text(text: Any) -> str:
 
 
 def add_variants(words: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Returns words with their variants, and the place among `words` of each.
+    """Returns words with their variants, and for each the place of its word among `words`.
 
-    Keras lowers ASCII only and a saved model needs no code of ours, so the vocabulary has a word with other letters in
-    capitals, with a capital, and with its accents apart (normal form D), too.
+    Keras lowers ASCII letters only, and a saved model contains no code of scaleflow. So the vocabulary also has the
+    words in capitals, with a capital, and with separate accents (normal form D).
     """
-    known = {word: place for place, word in enumerate(words)}
+    places = {word: place for place, word in enumerate(words)}
     for place, word in enumerate(words):
-        for each in () if word.isascii() else (word, word.capitalize(), word.title(), word.upper()):
+        if word.isascii():
+            continue
+        for cased in (word, word.capitalize(), word.title(), word.upper()):
             for form in ("NFC", "NFD"):
-                variant = unicodedata.normalize(form, each)  # Keras has lowered the ASCII letters in it
-                known.setdefault("".join(c.lower() if c.isascii() else c for c in variant), place)
-    return list(known), list(known.values())
+                variant = lower_ascii(unicodedata.normalize(form, cased))
+                places.setdefault(variant, place)
+    return list(places), list(places.values())
+
+
+def lower_ascii(text: str) -> str:
+    """Returns a text with its ASCII letters in lower case, as Keras does."""
+    return "".join(character.lower() if character.isascii() else character for character in text)
 
 
 def find_split(words: Sequence[str], is_unicode: bool) -> str:
-    """Returns how texts are split: into characters, if `words` are those of a script without spaces."""
-    is_split = is_unicode and any(map(UNSPACED.match, words)) and all(len(word) == 1 for word in words)
-    return "character" if is_split else "whitespace"
+    """Returns how texts are split: into characters if the words are characters of a script without spaces."""
+    are_characters = all(len(word) == 1 for word in words) and any(UNSPACED.match(word) for word in words)
+    return "character" if is_unicode and are_characters else "whitespace"
 
 
 def add_words(known: Sequence[str], new: Iterable[str], most: int | None = None) -> list[str]:
-    """Returns the known words, then new ones in their order, up to `most` words in all if there are not more known."""
+    """Returns the known words, then new ones in their order, up to `most` words. All known words are kept."""
     known_words = set(known)
     added = [word for word in new if word not in known_words]
-    return [*known, *(added if most is None else added[: max(0, most - len(known))])]
+    if most is not None:
+        added = added[: max(0, most - len(known))]
+    return [*known, *added]

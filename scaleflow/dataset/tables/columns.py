@@ -17,27 +17,44 @@ from keras import ops
 
 from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.reading.targets import find_mean_and_deviation
-from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
+from scaleflow.dataset.reading.text import (
+    LOWER,
+    SPECIAL,
+    Text,
+    add_variants,
+    add_words,
+    choose_standardization,
+    find_split,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Preprocessing, Standardize
 from scaleflow.serving.cells import CATEGORY, NUMBER, TEXT
 
-#: Characters of a date, and their codes; the code of a digit is its value.
+#: The characters of a date. The place of a character is its code, so the code of a digit is its value.
 CHARACTERS = "0123456789-:T ."
-END, BLANK, T, POINT = -2, CHARACTERS.index(" "), CHARACTERS.index("T"), CHARACTERS.index(".")
+BLANK = CHARACTERS.index(" ")
+T = CHARACTERS.index("T")
+POINT = CHARACTERS.index(".")
 
-#: The form of a date with a time as codes, 0 for every digit. Digits of a fraction follow, up to `LONGEST` characters.
+#: The code after the end of a date.
+END = -2
+
+#: The codes of a date with a time, with 0 for every digit. Digits of a fraction can follow.
 FORM = [CHARACTERS.index(character) for character in "0000-00-00T00:00:00"]
-LONGEST = 29
 
-#: How many quantiles of a column of numbers are learned, the least and the greatest value among them.
+#: Maximum number of characters of a date with a fraction.
+MAX_LENGTH = 29
+
+#: How many quantiles of a column of numbers are learned, with the smallest and the largest value.
 QUANTILES = 49
 
-#: The interquartile range, in deviations, of a column of which float32 could not tell most numbers apart.
+#: If the interquartile range is smaller than this, in deviations, float32 numbers around the mean are nearly all equal.
 LONG_TAIL = 1e-3
 
-#: Days from the day that Julian day numbers count from to 1970-01-01.
+#: The Julian day number of 1970-01-01.
 EPOCH_DAY = 2440588
+
+#: Seconds of a day.
 DAY = 86400
 
 #: Words of a text for embeddings, if `tokens` is null.
@@ -67,21 +84,26 @@ class Number:
         return self.layer_of_all([learned])
 
     def layer_of_all(self, learned: Sequence[Any]) -> keras.Model:
-        """Builds the model of several columns at once, lists of numbers and features: each layer of a column takes time
-        to build, to trace and to save.
+        """Builds one model for several columns, from a list of numbers [b] float64 to a list of features.
 
-        float32 would round numbers such as seconds since 1970 before their mean is subtracted.
+        Layers for single columns would take longer to build, trace and save. The numbers are float64, because float32
+        would round numbers such as seconds since 1970 before their mean is subtracted.
         """
         raw = [keras.Input((), dtype="float64", name=f"number_{n}") for n in range(len(learned))]
         x = ops.stack(raw, axis=1)
         absent = ops.isnan(x)
-        means, deviations = (np.array([each[key] for each in learned]) for key in ("mean", "deviation"))
+        means = np.array([column["mean"] for column in learned])
+        deviations = np.array([column["deviation"] for column in learned])
         standardised = (ops.where(absent, 0.0, x) - means) / deviations
         features = ops.cast(ops.where(absent, 0.0, standardised), "float32")
-        widths = [2 if each["missing"] else 1 for each in learned]
+        widths = [2 if column["missing"] else 1 for column in learned]
         if max(widths) > 1:
-            features = join([features, ops.cast(absent, "float32")])
-            places = [n + place * len(learned) for n, width in enumerate(widths) for place in range(width)]
+            features = join([features, ops.cast(absent, "float32")])  # all numbers, then all indicators
+            places: list[int] = []
+            for number, width in enumerate(widths):
+                places.append(number)
+                if width == 2:
+                    places.append(number + len(learned))
             features = ops.take(features, np.array(places), axis=1)
         if len(learned) > 1:
             features = list(ops.split(features, np.cumsum(widths)[:-1].tolist(), axis=1))
@@ -91,12 +113,12 @@ class Number:
 class Category:
     """Encodes words: as a one-hot code, or as a number for an embedding.
 
-    The first place is for words that are rare in the training split, or not in it. A missing word, "", is a word like
-    others.
+    The first place is for words that are rare or absent in the training split. A missing word, "", counts as a word.
 
     Args:
         embeds: give a number, instead of a one-hot code.
-        most: the most words besides a missing one, the most frequent ones; None: all. The others are as unknown ones.
+        most: maximum number of words, without the missing one. The most frequent words are used, and the others are
+            encoded as unknown words. None: no limit.
     """
 
     def __init__(self, embeds: bool, most: int | None = None) -> None:
@@ -105,9 +127,14 @@ class Category:
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
         """Returns the sorted words of batches [b]."""
-        counts = Counter(word for batch in batches for word in to_text(batch))
+        counts: Counter[str] = Counter()
+        for batch in batches:
+            counts.update(to_text(batch))
+        if self._most is None:
+            return sorted(counts)
         words = sorted(counts, key=lambda word: (word != "", -counts[word], word))
-        return sorted(words[: None if self._most is None else self._most + ("" in counts)])
+        limit = self._most + (1 if "" in counts else 0)
+        return sorted(words[:limit])
 
     def extend(self, learned: Any, new: Any) -> list[str]:
         """Returns the known words, then the new ones."""
@@ -123,15 +150,15 @@ class Category:
         raw = keras.Input((), dtype="string", name="word")
         number = keras.layers.StringLookup(vocabulary=learned, num_oov_indices=1, name="words")(raw)
         code = ops.cast(number, "int32")
-        return keras.Model(
-            raw, code if self._embeds else ops.one_hot(code, 1 + len(learned), dtype="float32"), name="category"
-        )
+        if not self._embeds:
+            code = ops.one_hot(code, 1 + len(learned), dtype="float32")
+        return keras.Model(raw, code, name="category")
 
 
 class WordBag:
-    """Encodes a text by the words that it contains: 1 for each that occurs, else 0.
+    """Encodes a text by the words that it contains: 1 for a word that occurs, else 0.
 
-    The first place is for words that are not among the most frequent ones of the training split.
+    The first place is for words that are not among the most frequent words of the training split.
 
     Args:
         name: of the column, for messages.
@@ -145,16 +172,15 @@ class WordBag:
         self._standardize = standardize
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
-        """Returns the most frequent words of batches [b], without those that there is no place for."""
-        words = Text(self._vocabulary + 1, standardize=self._standardize).learn(
-            batches
-        )  # it has two special places, this one
+        """Returns the most frequent words of batches [b], as many as there are places."""
+        text = Text(self._vocabulary + 1, standardize=self._standardize)  # it has one more special place
+        words = text.learn(batches)
         if not words:
             raise ConfigError(f"dataset.text: the column {self._name} has no words; leave it out with dataset.drop")
         return words
 
     def extend(self, learned: Any, new: Any) -> list[str]:
-        """Returns the known words, then the most frequent new ones that there is a place for."""
+        """Returns the known words, then the most frequent new words, as many as there are places."""
         return add_words(learned, new, self._vocabulary - SPECIAL + 1)
 
     def features(self, learned: Any) -> Inputs:
@@ -166,37 +192,54 @@ class WordBag:
         raw = keras.Input((), dtype="string", name="text")
         is_unicode = self._standardize == "unicode"
         words, places = add_variants(learned) if is_unicode else (learned, [])
-        split = find_split(learned, is_unicode)
-        standardize = LOWER if is_unicode else None if self._standardize == "none" else self._standardize
-        bag = ops.cast(
-            keras.layers.TextVectorization(
-                standardize=standardize, split=split, output_mode="multi_hot", vocabulary=words
-            )(raw),
-            "float32",
+        vectorize = keras.layers.TextVectorization(
+            standardize=choose_standardization(self._standardize),
+            split=find_split(learned, is_unicode),
+            output_mode="multi_hot",
+            vocabulary=words,
         )
+        bag = ops.cast(vectorize(raw), "float32")
         if len(words) > len(learned):  # a word occurs if a variant does
-            columns: list[list[int]] = [[0], *([] for _ in learned)]
-            for column, place in enumerate(places, 1):
-                columns[1 + place].append(column)
-            most = max(map(len, columns))
-            padded = np.array([[*each, *each[:1] * (most - len(each))] for each in columns], "int32")
-            bag = ops.max(ops.take(bag, padded, axis=1), axis=2)
+            columns = list_variant_columns(places, len(learned))
+            bag = ops.max(ops.take(bag, columns, axis=1), axis=2)
         return keras.Model(raw, bag, name="word_bag")
+
+
+def list_variant_columns(places: Sequence[int], words: int) -> np.ndarray[Any, Any]:
+    """Returns the columns of a bag of variants that each word has: [1 + words, variants] int32.
+
+    The first row is for unknown words. Words with few variants repeat their first one.
+
+    Args:
+        places: for each variant the place of its word.
+        words: the number of words.
+    """
+    columns: list[list[int]] = [[] for _ in range(1 + words)]
+    columns[0].append(0)
+    for column, place in enumerate(places, 1):
+        columns[1 + place].append(column)
+    width = max(len(variants) for variants in columns)
+    for variants in columns:
+        variants += variants[:1] * (width - len(variants))
+    return np.array(columns, "int32")
 
 
 class Date:
     """Turns a date into numbers: the standardised time, and the positions in the year, the week and the day.
 
-    The form is `2024-01-31`, `2024-01-31 23:59:59` or `2024-01-31T23:59:59`; fractions of a second may follow. A
+    The form is `2024-01-31`, `2024-01-31 23:59:59` or `2024-01-31T23:59:59`. Fractions of a second may follow. A
     position is the sine and the cosine of an angle, so that December is next to January. A missing date, "", becomes
-    zeros. If the training split has missing dates, a last feature is 1 for those. Any other text is an error, in the
-    saved model too.
+    zeros. If the training split has missing dates, a last feature is 1 for those. Any other text is an error. This is
+    also true of the saved model.
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Returns the mean, the deviation and the quantiles of the seconds since 1970, and whether some are missing."""
-        dates = (np.array(to_text(batch), "datetime64[s]") for batch in batches)
-        return describe_numbers(np.where(np.isnat(each), np.nan, each.astype(np.float64)) for each in dates)
+        seconds: list[np.ndarray[Any, Any]] = []
+        for batch in batches:
+            dates = np.array(to_text(batch), "datetime64[s]")
+            seconds.append(np.where(np.isnat(dates), np.nan, dates.astype(np.float64)))
+        return describe_numbers(seconds)
 
     def extend(self, learned: Any, new: Any) -> dict[str, Any]:
         """Returns what was learned, with an indicator if dates are missing in the new data."""
@@ -216,8 +259,8 @@ class Date:
         day = ops.mod(seconds, DAY) / DAY
         week = ops.mod(seconds / DAY + 3, 7) / 7  # 1970-01-01 was a Thursday
         parts = [(seconds - learned["mean"]) / learned["deviation"]]
-        for share in (ops.expand_dims(year, -1), week, day):
-            angle = 2 * math.pi * share
+        for position in (ops.expand_dims(year, -1), week, day):
+            angle = 2 * math.pi * position
             parts += [ops.sin(angle), ops.cos(angle)]
         absent = ops.expand_dims(absent, -1)
         features = ops.where(absent, 0.0, ops.cast(join(parts), "float32"))
@@ -228,20 +271,22 @@ class Date:
 def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
     """Returns the mean, the deviation (1 for a constant) and the quantiles of numbers [b], and whether some are NaN.
 
-    If a few numbers are so large that all others are within `LONG_TAIL` deviations, the median takes the place of the
-    mean: float32 has more digits near 0.
+    A few extreme numbers can press the middle half of the numbers into `LONG_TAIL` deviations. The "mean" is then the
+    median, because float32 has more digits near 0.
     """
     numbers = np.concatenate(list(batches))
     present = numbers[~np.isnan(numbers)]
-    found = {"mean": 0.0, "deviation": 1.0, "missing": len(present) < len(numbers), "quantiles": [0.0] * QUANTILES}
+    has_missing = len(present) < len(numbers)
     if not len(present):
-        return found
+        return {"mean": 0.0, "deviation": 1.0, "missing": has_missing, "quantiles": [0.0] * QUANTILES}
     quantiles = np.quantile(present, np.linspace(0, 1, QUANTILES)).tolist()
     mean, deviation = find_mean_and_deviation(present)
     middle = QUANTILES // 2
-    if quantiles[-1 - middle // 2] - quantiles[middle // 2] < LONG_TAIL * deviation:
+    quarter = middle // 2
+    interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
+    if interquartile_range < LONG_TAIL * deviation:
         mean = quantiles[middle]
-    return {**found, "mean": mean, "deviation": deviation or 1.0, "quantiles": quantiles}
+    return {"mean": mean, "deviation": deviation or 1.0, "missing": has_missing, "quantiles": quantiles}
 
 
 def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...]:
@@ -250,7 +295,7 @@ def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def to_text(batch: np.ndarray[Any, Any]) -> list[str]:
-    """Returns strings; those of a stream are `bytes`."""
+    """Returns a batch as strings. The texts of a stream are `bytes`."""
     return [value.decode() if isinstance(value, bytes) else str(value) for value in batch]
 
 
@@ -260,16 +305,17 @@ def join(parts: list[keras.KerasTensor]) -> keras.KerasTensor:
 
 
 def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Parses dates [n] to seconds since 1970 [n] float64, NaN if a string is no date, and the share of the year.
+    """Parses dates [n] as strings. Keras has no such operation, and an own layer would not load without scaleflow.
 
-    Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. The share is by
-    months of 31 days: [n] float64, from 0 to less than 1.
+    Returns:
+        The seconds since 1970, [n] float64, NaN if a string is no date; and the position in the year, [n] float64,
+        from 0 to less than 1, as if all months had 31 days.
     """
     lookup = keras.layers.TextVectorization(
         standardize=None,
         split="character",
         output_mode="int",
-        output_sequence_length=LONGEST + 1,
+        output_sequence_length=MAX_LENGTH + 1,
         vocabulary=list(CHARACTERS),
         name="characters",
     )
@@ -278,26 +324,42 @@ def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.Ke
     form = ops.where(ops.equal(x, BLANK), T, ops.where(ops.logical_and(x >= 0, x <= 9), 0, x))
 
     def number(first: int, end: int) -> keras.KerasTensor:
-        return ops.sum(digits[:, first:end] * np.array([10**n for n in reversed(range(end - first))], "int32"), axis=1)
+        powers = np.array([10**n for n in reversed(range(end - first))], "int32")
+        return ops.sum(digits[:, first:end] * powers, axis=1)
 
-    def is_all(parts: Iterable[keras.KerasTensor]) -> keras.KerasTensor:
-        return ops.all(keras.layers.Concatenate(axis=1)(list(parts)), axis=1)
+    year = number(0, 4)
+    month = number(5, 7)
+    day = number(8, 10)
+    hour = number(11, 13)
+    minute = number(14, 16)
+    second = number(17, 19)
 
-    year, month, day = number(0, 4), number(5, 7), number(8, 10)
-    hour, minute, second = number(11, 13), number(14, 16), number(17, 19)
-    limits = ((month, 1, 12), (day, 1, 31), (hour, 0, 23), (minute, 0, 59), (second, 0, 59))
     is_end = ops.equal(x, END)
-    fraction, rest = form[:, 19:20], form[:, 20:LONGEST]
-    ends = [ops.logical_or(ops.equal(fraction, POINT), is_end[:, 19:20])]
-    ends += [ops.logical_or(ops.equal(rest, 0), is_end[:, 20:LONGEST]), is_end[:, LONGEST:]]
-    has_time = is_all([ops.equal(form[:, 10:19], FORM[10:]), *ends])
-    is_day = ops.equal(form[:, :10], FORM[:10]), ops.logical_not(ops.equal(x[:, :10], BLANK))
-    in_limits = ops.stack([op for each, least, most in limits for op in (each >= least, each <= most)], axis=1)
-    is_date = ops.logical_and(is_all([*is_day, in_limits]), ops.logical_or(is_end[:, 10], has_time))
+    fraction = form[:, 19:20]
+    rest = form[:, 20:MAX_LENGTH]
+    has_time = are_all(
+        ops.equal(form[:, 10:19], FORM[10:]),
+        ops.logical_or(ops.equal(fraction, POINT), is_end[:, 19:20]),
+        ops.logical_or(ops.equal(rest, 0), is_end[:, 20:MAX_LENGTH]),
+        is_end[:, MAX_LENGTH:],
+    )
+    has_day_form = ops.equal(form[:, :10], FORM[:10])
+    has_no_blank = ops.logical_not(ops.equal(x[:, :10], BLANK))
+    limits = ((month, 1, 12), (day, 1, 31), (hour, 0, 23), (minute, 0, 59), (second, 0, 59))
+    is_in_limits: list[keras.KerasTensor] = []
+    for part, low, high in limits:
+        is_in_limits += [part >= low, part <= high]
+    is_day = are_all(has_day_form, has_no_blank, ops.stack(is_in_limits, axis=1))
+    is_date = ops.logical_and(is_day, ops.logical_or(is_end[:, 10], has_time))
 
-    whole = count_days(year, month, day) * float(DAY) + ops.cast(hour * 3600 + minute * 60 + second, "float64")
-    share = (ops.cast(month - 1, "float64") + ops.cast(day - 1, "float64") / 31) / 12
-    return ops.where(is_date, whole, ops.full_like(whole, float("nan"))), share
+    seconds = count_days(year, month, day) * float(DAY) + ops.cast(hour * 3600 + minute * 60 + second, "float64")
+    position = (ops.cast(month - 1, "float64") + ops.cast(day - 1, "float64") / 31) / 12
+    return ops.where(is_date, seconds, ops.full_like(seconds, float("nan"))), position
+
+
+def are_all(*conditions: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns for each row whether all conditions [n, ...] hold: [n] bool."""
+    return ops.all(keras.layers.Concatenate(axis=1)(list(conditions)), axis=1)
 
 
 def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
@@ -314,7 +376,8 @@ def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) ->
 def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.KerasTensor) -> keras.KerasTensor:
     """Returns the days since 1970-01-01 [n] float64, in the Gregorian calendar."""
     before_march = ops.cast(month < 3, "int32")
-    years, months = year + 4800 - before_march, month + 12 * before_march - 3
+    years = year + 4800 - before_march
+    months = month + 12 * before_march - 3
     leap_days = years // 4 - years // 100 + years // 400
     days = day + (153 * months + 2) // 5 + 365 * years + leap_days - 32045 - EPOCH_DAY
     return ops.cast(days, "float64")
@@ -322,9 +385,9 @@ def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.Ker
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """What the options of a table say about the features that its columns become; conf/dataset/table.yaml has them.
+    """The options of a table that concern the features of its columns. conf/dataset/table.yaml describes them.
 
-    Raises ConfigError if they do not fit.
+    Raises ConfigError if they do not fit together.
     """
 
     most_values: int
@@ -345,7 +408,7 @@ def describe_input_column(kind: str) -> Inputs:
 
 
 def make_preprocessing(name: str, kind: str, options: FeatureOptions) -> Preprocessing:
-    """Makes what converts the column of a name and a kind."""
+    """Makes the preprocessing of a column."""
     if kind == TEXT and options.embed:
         return Text(options.vocabulary, options.tokens or TOKENS, options.standardize)
     if kind == TEXT:

@@ -29,7 +29,7 @@ from scaleflow.files.table_formats import FORMATS, CsvForm, explain_arrow_error,
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
 
-#: The name of a folder's value that means a missing one.
+#: This value in the name of a folder means a missing value.
 MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 #: The metadata of the schema of a CSV file without a header line.
@@ -38,7 +38,7 @@ NO_HEADER = {b"header": b"none"}
 #: Bytes of a block of a text file.
 TEXT_BLOCK = 4 << 20
 
-#: Bytes that are parsed at once of a block of which only the first rows are needed.
+#: Bytes that are parsed at once if only the first rows of a text block are needed.
 PARSED_AT_ONCE = 128 << 10
 
 #: The key that names the files of a run.
@@ -64,17 +64,17 @@ class TableFiles:
     """Files with the same columns.
 
     Attributes:
-        by_split: the files of each split, or all of them as `all`.
+        by_split: the files of each split. Files that are not divided into splits are in `all`.
         format: the name of their format.
         csv: the form of CSV files.
-        cache: what earlier runs have learned of the files.
-        schemas: the names of the columns of each file, and their types; in a CSV file these are strings.
-        used: the names and the types of the used columns, which all files have.
-        partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
-            file. In the file's schema they are the last columns.
-        malformed: the rows with too few or too many fields, which are left out, counted from 0 among all rows of the
-            file, and what is wrong with each; by file.
-        key: what names the files, in messages.
+        cache: the facts that earlier runs learned about the files.
+        schemas: the names and types of the columns of each file. In a CSV file, the types are strings.
+        used: the names and types of the used columns, which all files have.
+        partitions: for each file, the columns and values in the names of its folders, such as `year=2024`. In the
+            file's schema they are the last columns.
+        malformed: for each file, the rows with too few or too many fields, with a message. They are left out. The
+            rows are counted from 0 among all rows of the file.
+        key: the config key that names the files, for messages.
     """
 
     by_split: dict[str, list[str]]
@@ -89,71 +89,99 @@ class TableFiles:
 
     @property
     def is_text(self) -> bool:
-        """Whether a part of a block cannot be read alone."""
+        """Whether a block has to be parsed from its beginning."""
         return self.format in ("csv", "json")
 
     @property
     def form(self) -> list[Any]:
-        """How the files are divided into rows; part of the fingerprint of what is learned of them."""
+        """The options that divide the files into rows. They are part of the cache's fingerprint."""
         block = TEXT_BLOCK if self.is_text else None
         return [self.format, self.csv.delimiter, self.csv.header, self.csv.encoding, self.csv.has_separator_line, block]
 
     def list_blocks(self, split: str, column: str) -> list[Block]:
-        """Returns the blocks of a split. Text files are read for it, as far as `column`, unless an earlier run has."""
+        """Returns the blocks of a split.
+
+        Text files are parsed for this, as far as `column`, unless an earlier run has done so.
+        """
         paths = self.by_split[split]
 
         def learn() -> list[Any]:
-            blocks = [[(each.place, each.rows) for each in self._list_blocks(path, column)] for path in paths]
-            return [(each, self.malformed.get(path, [])) for path, each in zip(paths, blocks, strict=True)]
+            """Returns for each file the place and rows of its blocks, and its malformed rows."""
+            facts: list[Any] = []
+            for path in paths:
+                blocks = [(block.place, block.rows) for block in self._list_blocks(path, column)]
+                facts.append((blocks, self.malformed.get(path, [])))
+            return facts
 
         parsed = str(self.used) if self.format == "json" else column
-        found = []
-        for path, (blocks, malformed) in zip(
-            paths, self.cache.recall("rows", paths, [self.form, parsed], learn=learn), strict=True
-        ):
+        facts = self.cache.recall("rows", paths, [self.form, parsed], learn=learn)
+        blocks: list[Block] = []
+        for path, (places_and_rows, malformed) in zip(paths, facts, strict=True):
             self.malformed[path] = malformed
-            found += [Block(path, tuple(at) if isinstance(at, list) else at, rows) for at, rows in blocks]
-        return found
+            for place, rows in places_and_rows:
+                # JSON has turned the tuples into lists
+                blocks.append(Block(path, tuple(place) if isinstance(place, list) else place, rows))
+        return blocks
 
     def describe_malformed(self, split: str) -> list[str]:
         """Returns messages about the malformed rows of a split."""
-        found = ((path, row, why) for path in self.by_split[split] for row, why in self.malformed.get(path, ()))
-        return [f"{path}, row {row + 1}: {why}" for path, row, why in found]
+        messages: list[str] = []
+        for path in self.by_split[split]:
+            for row, reason in self.malformed.get(path, ()):
+                messages.append(f"{path}, row {row + 1}: {reason}")
+        return messages
 
     def number_rows(self, path: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the numbers in a file, from 1, of rows that are counted from 0 without the malformed ones: [n]."""
+        """Returns the numbers of rows in a file, from 1: [n].
+
+        Args:
+            path: of the file.
+            rows: the rows, [n], counted from 0 without the malformed ones.
+        """
         malformed = np.array([row for row, _ in self.malformed.get(path, ())], np.int64)
-        return rows + 1 + np.searchsorted(malformed - np.arange(len(malformed)), rows, side="right")
+        good_rows_before = malformed - np.arange(len(malformed))
+        malformed_before = np.searchsorted(good_rows_before, rows, side="right")
+        return rows + 1 + malformed_before
 
     def read(self, block: Block, columns: Sequence[str], rows: int | None = None, numbers: Sequence[str] = ()) -> Any:
         """Returns columns of the first rows of a block, or of all of them, as a `pyarrow.Table`.
 
-        Those of a CSV file are strings, except `numbers`, which are float64 if all of their values in the block are.
+        Args:
+            block: of a file.
+            columns: their names.
+            rows: how many rows are read. None: all.
+            numbers: columns of a CSV file that become float64 if all of their values in the block are numbers. The
+                others are strings.
         """
-        own = [name for name in columns if name not in self.partitions.get(block.path, {})]
-        table = self._read_columns(block, own or self._own_names(block.path)[:1], rows, numbers=numbers)
+        table = self._read_columns(block, self._choose_file_columns(block.path, columns), rows, numbers=numbers)
         return self._add_partitions(block.path, table, columns, numbers=numbers)
 
-    def read_in_order(self, path: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
-        """Yields columns of a file in pieces, and what is wrong with the malformed rows of each, counted from 0.
+    def _choose_file_columns(self, path: str, columns: Sequence[str]) -> list[str]:
+        """Returns the columns that are in a file, not in the names of its folders. They are one at least."""
+        partitions = self.partitions.get(path, {})
+        return [name for name in columns if name not in partitions] or self._list_file_columns(path)[:1]
 
-        These rows are empty. `list_blocks` need not be called before.
+    def read_in_order(self, path: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
+        """Yields columns of a file in pieces, with messages about the malformed rows of each piece.
+
+        The malformed rows are empty. Their numbers are counted from 0 in the piece. `list_blocks` need not be called
+        before.
 
         Args:
             path: of the file.
             columns: their names.
-            at_once: the most rows of a piece of a Parquet file. A block of another file is a piece.
+            at_once: the maximum number of rows of a piece of a Parquet file. In other files, a block is a piece.
 
         Raises:
             ConfigError, OSError, or an error of pyarrow: if the file cannot be read.
         """
-        own = [name for name in columns if name not in self.partitions.get(path, {})] or self._own_names(path)[:1]
-        for table, malformed in self._read_pieces(path, own, at_once):
+        file_columns = self._choose_file_columns(path, columns)
+        for table, malformed in self._read_pieces(path, file_columns, at_once):
             whole = insert_malformed(table, malformed) if malformed else table
             yield self._add_partitions(path, whole, columns), malformed
 
     def _read_pieces(self, path: str, columns: list[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
-        """Yields columns that are in a file, without the malformed rows, and these."""
+        """Yields columns of a file without the malformed rows, and messages about these."""
         import pyarrow
         from pyarrow import parquet
 
@@ -169,7 +197,7 @@ class TableFiles:
                 yield table, malformed
 
     def _read_text(self, path: str, columns: list[str]) -> Iterator[tuple[tuple[int, int], Any, dict[int, str]]]:
-        """Yields (first byte, end) of the blocks of a text file, and what `_read_pieces` does."""
+        """Yields (first byte, end) of each block of a text file, then the values that `_read_pieces` yields."""
         for first, text in self._split_text(path):
             malformed: dict[int, str] = {}
             if self.format == "json":
@@ -180,20 +208,25 @@ class TableFiles:
             yield (first, first + len(text)), table, malformed
 
     def _add_partitions(self, path: str, table: Any, columns: Sequence[str], numbers: Sequence[str] = ()) -> Any:
-        """Returns the columns, those that the names of the file's folders give included."""
+        """Returns the columns in their order, with those that are in the names of the file's folders."""
         import pyarrow
 
-        values = self.partitions.get(path, {})
-        if not any(name in values for name in columns):
+        partitions = self.partitions.get(path, {})
+        if not any(name in partitions for name in columns):
             return table
-        parts = {name: pyarrow.repeat(values[name], len(table)) for name in columns if name in values}
-        for name, part in parts.items():
+        whole: dict[str, Any] = {}
+        for name in columns:
+            if name not in partitions:
+                whole[name] = table[name]
+                continue
+            values = pyarrow.repeat(partitions[name], len(table))
             if self.format != "csv":
-                parts[name] = part.cast(self.used.field(name).type)
+                values = values.cast(self.used.field(name).type)
             elif name in numbers:
                 with contextlib.suppress(pyarrow.ArrowInvalid):  # it stays text, as in a file
-                    parts[name] = part.cast(pyarrow.float64())
-        return pyarrow.table({name: parts[name] if name in parts else table[name] for name in columns})
+                    values = values.cast(pyarrow.float64())
+            whole[name] = values
+        return pyarrow.table(whole)
 
     def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:
         import pyarrow
@@ -208,13 +241,13 @@ class TableFiles:
             return self._cast(self._read_as_declared(block, list(columns), rows).slice(0, rows))
 
     def _cast(self, table: Any) -> Any:
-        """Returns columns of a file with the types that all files have in common."""
+        """Returns columns of a file with the types that they have in all files."""
         import pyarrow
 
         return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
 
-    def _own_names(self, path: str) -> list[str]:
-        """The columns that are in a file."""
+    def _list_file_columns(self, path: str) -> list[str]:
+        """Returns the columns that are in a file, not in the names of its folders."""
         return [name for name in self.schemas[path].names if name not in self.partitions.get(path, {})]
 
     @property
@@ -223,24 +256,33 @@ class TableFiles:
         return list(next(iter(self.schemas.values())).names)
 
     def name_columns(self, schemas: Sequence[Any]) -> None:
-        """Takes the schemas of the files. Raises ConfigError if a file has two columns of one name."""
+        """Sets the schemas of the files. Raises ConfigError if a file has two columns of one name."""
         import pyarrow
 
-        for (path, values), schema in zip(self.partitions.items(), schemas, strict=True):
-            whole = pyarrow.schema([*schema, *((name, value.type) for name, value in values.items())], schema.metadata)
+        for (path, partitions), schema in zip(self.partitions.items(), schemas, strict=True):
+            fields = list(schema)
+            for name, value in partitions.items():
+                fields.append(pyarrow.field(name, value.type))
+            whole = pyarrow.schema(fields, schema.metadata)
             self.schemas[path] = whole
-            if double := next((name for name, count in Counter(whole.names).items() if name and count > 1), None):
-                raise ConfigError(f"{self.key}: {path}: two columns have the name {double!r}; rename one of them")
+            for name, count in Counter(whole.names).items():
+                if name and count > 1:
+                    raise ConfigError(f"{self.key}: {path}: two columns have the name {name!r}; rename one of them")
 
     def use(self, columns: Sequence[str]) -> None:
-        """Checks that all files have these columns, with types that have one in common."""
+        """Chooses the columns to read.
+
+        Raises:
+            ConfigError: if a file lacks one, or two files have a column with types that cannot be unified.
+        """
         import pyarrow
 
         (first, schema), *others = self.schemas.items()
         way = ", or leave the column out with dataset.drop" if self.key == DATA_DIR else ""
         self.used = pyarrow.schema([schema.field(name) for name in columns])
         for path, other in others:
-            if missing := [name for name in columns if name not in other.names]:
+            missing = [name for name in columns if name not in other.names]
+            if missing:
                 raise ConfigError(
                     f"{self.key}: {path} and {first} have different columns: {', '.join(missing)} is in one of them "
                     f"only; write it to both{way}"
@@ -255,19 +297,22 @@ class TableFiles:
                 ) from error
 
     def read_schemas(self, paths: Sequence[str]) -> list[Any]:
-        """Returns the schema of each file, as `read_schema` reads it, or as an earlier run has read it."""
+        """Returns the schema of each file: see `read_schema`. The cache keeps schemas of an earlier run."""
         import pyarrow
         from pyarrow import ipc
 
         def learn() -> list[Any]:
-            numbers: dict[str, int] = {}  # most files have the same one
-            encoded = (base64.b64encode(self.read_schema(path).serialize()).decode() for path in paths)
-            found = [numbers.setdefault(each, len(numbers)) for each in encoded]
-            return [list(numbers), found]
+            """Returns the different schemas, encoded, and for each file the number of its schema."""
+            numbers: dict[str, int] = {}  # nearly all files have the same schema
+            number_of_file: list[int] = []
+            for path in paths:
+                encoded = base64.b64encode(self.read_schema(path).serialize()).decode()
+                number_of_file.append(numbers.setdefault(encoded, len(numbers)))
+            return [list(numbers), number_of_file]
 
-        encoded, numbers = self.cache.recall("columns", paths, self.form, learn=learn)
-        schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
-        return [schemas[number] for number in numbers]
+        different, number_of_file = self.cache.recall("columns", paths, self.form, learn=learn)
+        schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(encoded))) for encoded in different]
+        return [schemas[number] for number in number_of_file]
 
     def read_names(self) -> list[str]:
         """Returns the names of the columns of the first file, without the schemas of the others."""
@@ -276,7 +321,6 @@ class TableFiles:
 
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
-        import pyarrow
         from pyarrow import ipc, parquet
 
         with refuse_unreadable_file(f"{self.key}: {path}"), open_file(path) as opened:
@@ -285,24 +329,39 @@ class TableFiles:
             if self.format == "feather":
                 return ipc.open_file(opened).schema.remove_metadata()
             if self.format == "json":
-                schema = pyarrow.schema([])
-                for _, text in self._split_text(path):  # a key may come late, and its type may widen
-                    schema = unify_types(schema, keep_texts(parse_lines(io.BytesIO(text)).schema))
-                return schema
-            names = self.csv.read_first_fields(decompress(path, opened), path)
-            has_header = set(self.csv.header) <= set(names)
-            texts = [(name, pyarrow.string()) for name in (names if has_header else self.csv.header)]
-            return pyarrow.schema(texts, None if has_header else NO_HEADER)
+                return self._infer_json_schema(path)
+            return self._read_csv_schema(path, opened)
+
+    def _infer_json_schema(self, path: str) -> Any:
+        """Returns the schema of all lines: a key may come late, and its type may widen."""
+        import pyarrow
+
+        schema = pyarrow.schema([])
+        for _, text in self._split_text(path):
+            schema = unify_types(schema, keep_texts(parse_lines(io.BytesIO(text)).schema))
+        return schema
+
+    def _read_csv_schema(self, path: str, opened: Any) -> Any:
+        """Returns a schema of strings, with the names of the header line or of `dataset.header`."""
+        import pyarrow
+
+        first_fields = self.csv.read_first_fields(decompress(path, opened), path)
+        has_header = set(self.csv.header) <= set(first_fields)
+        names = first_fields if has_header else self.csv.header
+        fields = [(name, pyarrow.string()) for name in names]
+        return pyarrow.schema(fields, None if has_header else NO_HEADER)
 
     def count_rows(self, path: str) -> int | None:
-        """Returns the number of rows of a file; None for a text file, which has to be read for it."""
-        return None if self.is_text else sum(block.rows for block in self._list_blocks(path, self._own_names(path)[0]))
+        """Returns the number of rows of a file. It is None for a text file, because it would have to be parsed."""
+        if self.is_text:
+            return None
+        return sum(block.rows for block in self._list_blocks(path, self._list_file_columns(path)[0]))
 
     def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
         from pyarrow import ipc, parquet
 
         if column in self.partitions.get(path, {}):
-            column = self._own_names(path)[0]
+            column = self._list_file_columns(path)[0]
         with refuse_unreadable_file(f"{self.key}: {path}"):
             if self.format == "parquet":
                 with parquet.ParquetFile(open_file(path)) as file:
@@ -314,31 +373,45 @@ class TableFiles:
                     for n in range(file.num_record_batches):
                         yield Block(path, n, file.get_batch(n).num_rows)
             else:
-                is_whole, rows, found = path.lower().endswith(COMPRESSED), 0, self.malformed.setdefault(path, [])
-                for place, table, malformed in self._read_text(path, [column]):
-                    first = rows + len(found)
-                    found += [(first + row, why) for row, why in malformed.items()]
-                    rows += len(table)
-                    if not is_whole:
-                        yield Block(path, place, len(table))
-                if is_whole:
-                    yield Block(path, (0, None), rows)
+                yield from self._list_text_blocks(path, column)
+
+    def _list_text_blocks(self, path: str, column: str) -> Iterator[Block]:
+        """Yields the blocks of a text file, and notes its malformed rows. A compressed file is one block."""
+        is_compressed = path.lower().endswith(COMPRESSED)
+        noted = self.malformed.setdefault(path, [])
+        rows = 0
+        for place, table, malformed in self._read_text(path, [column]):
+            first = rows + len(noted)
+            noted += [(first + row, reason) for row, reason in malformed.items()]
+            rows += len(table)
+            if not is_compressed:
+                yield Block(path, place, len(table))
+        if is_compressed:
+            yield Block(path, (0, None), rows)
 
     def _split_text(self, path: str) -> Iterator[tuple[int, bytes]]:
         """Yields the first byte and the text of blocks of whole rows. A line break between quotes is in a row.
 
         Raises ConfigError if quotes of a CSV file are not closed.
         """
-        first, line, rest, is_open = 0, 1, b"", False
+        first = 0
+        line = 1
+        rest = b""
+        is_open = False  # whether `rest` ends between quotes
         with decompress(path, open_file(path)) as file:
-            while not (is_open and len(rest) > TEXT_BLOCK) and (part := file.read(TEXT_BLOCK)):
+            while not (is_open and len(rest) > TEXT_BLOCK):
+                part = file.read(TEXT_BLOCK)
+                if not part:
+                    break
                 rest += part
                 end = rest.rfind(b"\n") + 1
                 if self.format == "csv":
                     end, is_open = find_last_row_end(rest, self.csv.delimiter_of(path))
                 if end:
                     yield first, rest[:end]
-                first, line, rest = first + end, line + rest.count(b"\n", 0, end), rest[end:]
+                first += end
+                line += rest.count(b"\n", 0, end)
+                rest = rest[end:]
         if is_open:
             raise ConfigError(
                 f'{self.key}: {path}: the row at line {line} has a field that begins with " and never ends with '
@@ -348,8 +421,8 @@ class TableFiles:
             yield first, rest
 
     def _read_csv(self, block: Block, columns: Sequence[str], types: Mapping[str, Any], rows: int | None = None) -> Any:
-        text, is_first = read_text(block), not block.place[0]
-        return self._parse_csv(text, block.path, is_first, columns=columns, types=types, rows=rows)
+        is_first = block.place[0] == 0
+        return self._parse_csv(read_text(block), block.path, is_first, columns=columns, types=types, rows=rows)
 
     def _parse_csv(
         self,
@@ -361,39 +434,53 @@ class TableFiles:
         malformed: dict[int, str] | None = None,
         rows: int | None = None,
     ) -> Any:
-        """Reads a block, of which `text` yields the bytes, without the rows that have a wrong number of fields.
+        """Reads a block without the rows that have a wrong number of fields.
 
-        `malformed` gets what is wrong with these, by their numbers in the block, counted from 0. Of a block of which
-        only the first `rows` are needed, the rest is not parsed.
+        Args:
+            text: the bytes of the block, as a file.
+            path: of the whole file.
+            is_first: whether the block is the first of the file. A header line is in that one.
+            columns: the columns to read.
+            types: the types of columns that are not read as strings.
+            malformed: receives messages about the rows left out, by their numbers in the block, counted from 0.
+            rows: how many rows are needed. The rest of the block is not parsed.
         """
         import pyarrow
         from pyarrow import csv
 
         has_header = is_first and self.schemas[path].metadata != NO_HEADER
 
-        def note(number: int | None, reason: str) -> None:
+        def note_malformed(number: int | None, reason: str) -> None:
             if malformed is not None and number is not None:
                 malformed[number - 1 - has_header] = reason
 
-        convert = csv.ConvertOptions(
+        convert_options = csv.ConvertOptions(
             include_columns=list(columns),
             column_types=dict.fromkeys(columns, pyarrow.string()) | dict(types),
             null_values=list(self.csv.missing),
         )
-        read = csv.ReadOptions(
-            column_names=None if has_header else self._own_names(path),
+        read_options = csv.ReadOptions(
+            column_names=None if has_header else self._list_file_columns(path),
             encoding=self.csv.encoding,
-            use_threads=malformed is None,  # with threads, rows have no numbers
+            use_threads=malformed is None and rows is None,  # with threads, rows have no numbers
             skip_rows=int(self.csv.has_separator_line and is_first),
         )
-        parse = self.csv.parse_options(path, note)
+        options = {
+            "read_options": read_options,
+            "parse_options": self.csv.parse_options(path, note_malformed),
+            "convert_options": convert_options,
+        }
         if rows is None:
-            return csv.read_csv(text, read_options=read, parse_options=parse, convert_options=convert)
-        read.block_size, read.use_threads = PARSED_AT_ONCE, False
+            return csv.read_csv(text, **options)
+        read_options.block_size = PARSED_AT_ONCE
         batches: list[Any] = []
-        with csv.open_csv(text, read_options=read, parse_options=parse, convert_options=convert) as reader:
-            while sum(map(len, batches)) < rows and (batch := next(reader, None)) is not None:
+        parsed = 0
+        with csv.open_csv(text, **options) as reader:
+            for batch in reader:
                 batches.append(batch)
+                parsed += len(batch)
+                if parsed >= rows:
+                    break
         return pyarrow.Table.from_batches(batches, reader.schema).slice(0, rows)
 
     def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
@@ -421,29 +508,29 @@ class TableFiles:
 
 
 def parse_lines(text: Any, options: Any = None) -> Any:
-    """Reads JSON lines of any length: pyarrow's reader takes only those that fit in one of its blocks."""
+    """Reads JSON lines of any length. pyarrow's reader takes only lines that fit in one of its blocks."""
     import pyarrow
     from pyarrow import json
 
     content = text.read()
-    for read in (None, json.ReadOptions(block_size=len(content) + 1)):
-        try:
-            return json.read_json(io.BytesIO(content), read, options)
-        except pyarrow.ArrowInvalid as error:
-            if read is not None or "straddling" not in str(error):
-                raise
-    raise AssertionError
+    try:
+        return json.read_json(io.BytesIO(content), None, options)
+    except pyarrow.ArrowInvalid as error:
+        if "straddling" not in str(error):
+            raise
+    one_block = json.ReadOptions(block_size=len(content) + 1)
+    return json.read_json(io.BytesIO(content), one_block, options)
 
 
 def unify_types(first: Any, second: Any) -> Any:
-    """Returns a schema of the fields of two, with types that both have. Raises ArrowTypeError if there is none."""
+    """Returns a schema with the fields of both, in types that fit both. Raises ArrowTypeError if no type does."""
     import pyarrow
 
     return pyarrow.unify_schemas([first, second], promote_options="permissive")
 
 
 def keep_texts(schema: Any) -> Any:
-    """Returns the schema of JSON lines with strings in place of the dates that pyarrow infers: JSON has no dates."""
+    """Returns the schema of JSON lines with strings instead of the dates that pyarrow infers: JSON has no dates."""
     import pyarrow
     from pyarrow import types
 
@@ -452,7 +539,7 @@ def keep_texts(schema: Any) -> Any:
 
 
 def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:
-    """Inserts an empty row in place of each malformed one; they are counted from 0, with themselves."""
+    """Inserts an empty row for each malformed one. Their numbers are those of the result, from 0."""
     import pyarrow
 
     is_malformed = np.zeros(len(table) + len(malformed), bool)
@@ -461,7 +548,7 @@ def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:
 
 
 def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
-    """Finds the files, and checks the options of their format. It opens the first of CSV files."""
+    """Finds the files and checks the options of their format. It opens the first CSV file."""
     find = find_in_store if is_store_address(data_dir) else find_files
     return prepare_tables(find(data_dir, tuple(FORMATS)), data_dir, form, cache=cache)
 
@@ -469,10 +556,13 @@ def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles
 def prepare_tables(
     by_split: dict[str, list[str]], data_dir: Any, form: CsvForm, cache: LearnedCache, key: str = DATA_DIR
 ) -> TableFiles:
-    """Does what `find_tables` does with files that are found."""
-    first, *others = paths = [path for paths in by_split.values() for path in paths]
+    """Does the same as `find_tables` for files that the caller has found."""
+    paths: list[str] = []
+    for paths_of_split in by_split.values():
+        paths += paths_of_split
+    first = paths[0]
     files = TableFiles(by_split, find_format(first, key), form, cache=cache, key=key)
-    for path in others:
+    for path in paths[1:]:
         if find_format(path, key) != files.format:
             raise ConfigError(f"{key}: {path} and {first} have different formats; use one of them")
     form.check(first, files.format)
@@ -484,7 +574,7 @@ def prepare_tables(
 
 
 def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
-    """Finds the files and checks that they have one format, and names of columns that can be told apart."""
+    """Finds the files, and checks that they have one format and that no two columns of a file share a name."""
     files = find_tables(data_dir, form, cache)
     files.name_columns(files.read_schemas([*files.partitions]))
     return files
@@ -494,33 +584,55 @@ def read_partitions(data_dir: Any, paths: Sequence[str], format_name: str) -> di
     """Reads columns from the names of the folders below the data folder, as Hive and Spark write them.
 
     `year=2024/town=Ulm` gives each row the columns `year` and `town`. A column is int64 if all of its values are whole
-    numbers, and strings otherwise; of CSV files, all are strings, whose type is found as that of other columns.
+    numbers, and strings otherwise. For CSV files, all columns are strings: their types are inferred like those of other
+    columns.
 
     Returns:
-        The values as pyarrow scalars, by path and column.
+        For each file, the values as pyarrow scalars, by column.
     """
     import pyarrow
 
-    root = str(data_dir) if is_store_address(data_dir) else str(expand_data_dir(data_dir))
-    if glob.has_magic(root):
-        root = re.split(r"[*?\[]", root, maxsplit=1)[0].rpartition("/")[0]
-    texts: dict[str, dict[str, str | None]] = {}
-    for path in paths:
-        folders = [part.partition("=") for part in path.removeprefix(root).split("/")[:-1]]
-        pairs = ((unquote(name), unquote(value)) for name, equals, value in folders if name and equals)
-        texts[path] = {name: None if value == MISSING_PARTITION else value for name, value in pairs}
-    names = dict.fromkeys(name for each in texts.values() for name in each)
-    types = {}
-    for name in names:
-        values = [each[name] for each in texts.values() if each.get(name) is not None]
-        is_whole = format_name != "csv" and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in values)
-        types[name] = pyarrow.int64() if is_whole else pyarrow.string()
+    root = find_root(data_dir)
+    texts = {path: read_folder_names(path, root) for path in paths}
+    values_by_name: dict[str, list[str]] = {}
+    for pairs in texts.values():
+        for name, text in pairs.items():
+            values = values_by_name.setdefault(name, [])
+            if text is not None:
+                values.append(text)
+    whole_numbers: list[str] = []
+    for name, values in values_by_name.items():
+        if format_name != "csv" and all(re.fullmatch(r"-?\d{1,18}", value) for value in values):
+            whole_numbers.append(name)
 
     def convert(name: str, text: str | None) -> Any:
-        is_number = text is not None and types[name] == pyarrow.int64()
-        return pyarrow.scalar(int(str(text)) if is_number else text, types[name])
+        if name not in whole_numbers:
+            return pyarrow.scalar(text, pyarrow.string())
+        return pyarrow.scalar(None if text is None else int(text), pyarrow.int64())
 
-    return {path: {name: convert(name, text) for name, text in each.items()} for path, each in texts.items()}
+    partitions: dict[str, dict[str, Any]] = {}
+    for path, pairs in texts.items():
+        partitions[path] = {name: convert(name, text) for name, text in pairs.items()}
+    return partitions
+
+
+def find_root(data_dir: Any) -> str:
+    """Returns the folder that a data folder, or a pattern of files, begins with."""
+    root = str(data_dir) if is_store_address(data_dir) else str(expand_data_dir(data_dir))
+    if glob.has_magic(root):
+        return re.split(r"[*?\[]", root, maxsplit=1)[0].rpartition("/")[0]
+    return root
+
+
+def read_folder_names(path: str, root: str) -> dict[str, str | None]:
+    """Returns the names and values in the folders of a path below `root`, such as `year=2024`."""
+    pairs: dict[str, str | None] = {}
+    for folder in path.removeprefix(root).split("/")[:-1]:
+        name, equals, value = folder.partition("=")
+        if name and equals:
+            text = unquote(value)
+            pairs[unquote(name)] = None if text == MISSING_PARTITION else text
+    return pairs
 
 
 def open_file(path: str) -> Any:
@@ -535,29 +647,33 @@ def open_file(path: str) -> Any:
 def find_last_row_end(text: bytes, delimiter: str) -> tuple[int, bool]:
     """Returns the end of the last whole row in text that begins with a row, and whether the text ends between quotes.
 
-    As for pyarrow and Python's csv, a quote opens a field only as its first character, and is text in other fields.
+    As in pyarrow and Python's csv, a quote opens a field only as its first character. In other fields it is text.
     """
     characters = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(characters == ord('"'))
-    opening, before = quotes[::2], np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
-    if np.isin(characters[opening - 1], before)[opening > 0].all():  # no quote is in a field that it does not open
+    opening = quotes[::2]
+    before_field = np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
+    opens_field = np.isin(characters[opening - 1], before_field) | (opening == 0)
+    if opens_field.all():  # no quote is in a field that it does not open
         is_open = len(quotes) % 2 == 1
-        spans = np.stack([opening, np.append(quotes[1::2] + 1, len(text))[: len(opening)]], axis=1)
+        closing = np.append(quotes[1::2] + 1, len(text))[: len(opening)]
+        spans = np.stack([opening, closing], axis=1)
     else:
         pattern = rb'(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n%b]))"(?:[^"]++|"")*+("|\Z)' % re.escape(delimiter.encode())
         fields = list(re.finditer(pattern, text))
         is_open = bool(fields) and not fields[-1][1]
         spans = np.array([field.span() for field in fields], int).reshape(-1, 2)
-    rest = len(text)
+    rest_end = len(text)
     for start, end in spans[::-1]:
-        if (found := text.rfind(b"\n", end, rest)) >= 0:
-            return found + 1, is_open
-        rest = start
-    return text.rfind(b"\n", 0, rest) + 1, is_open
+        line_break = text.rfind(b"\n", end, rest_end)
+        if line_break >= 0:
+            return line_break + 1, is_open
+        rest_end = start
+    return text.rfind(b"\n", 0, rest_end) + 1, is_open
 
 
 def decompress(path: str, file: Any) -> Any:
-    """Returns the contents of a file, decompressed if its name ends so."""
+    """Returns a file that decompresses another one if the ending of its name says so."""
     import pyarrow
 
     if not path.lower().endswith(COMPRESSED):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scaleflow.dataset.reading.targets import OneKind, check_weights_name, describe_outputs, find_mean_and_deviation
-from scaleflow.dataset.tables.values import FEW, MOSTLY, Form, infer_type, to_classes, to_weights
+from scaleflow.dataset.tables.values import MANY_VALUES, MOSTLY, Form, infer_type, to_classes, to_weights
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 from scaleflow.interfaces.formatting import join_first
@@ -30,12 +30,11 @@ from scaleflow.serving.cells import (
     to_numbers,
 )
 
-#: The keys that say what columns are taken for.
+#: The option that takes columns for a kind.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
-
-#: The most columns that a note names for one reason.
-MOST_NAMED = 12
+#: Maximum number of columns that a note names for one reason.
+MAX_COLUMNS_SHOWN = 12
 
 #: The name of a column that pandas or R made of a table's index.
 INDEX = re.compile(r"|rownames|row\.names|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
@@ -50,128 +49,175 @@ def choose_columns(
     kinds: Mapping[str, Any],
     roles: Mapping[str, str] = {},
 ) -> list[str]:
-    """Returns the names of the input columns. Dropped columns may have any names, and so may those with a role.
+    """Returns the names of the input columns.
 
-    `roles` has columns by the key of an option; they are inputs only if `columns` names them, and weights never.
+    An index and a column with a / in its name are no inputs, unless `columns` or the options of `kinds` name them.
 
-    An index, and a column with a / in its name, are no inputs, unless `columns` or the options of `kinds` name them.
+    Args:
+        names: the columns of the files.
+        target: the column of the target.
+        columns: `dataset.columns`.
+        drop: `dataset.drop`. These columns may have any names.
+        kinds: the options that take columns for a kind, by kind.
+        roles: columns by the option that gives them a role, such as `dataset.weights`. They may have any names, and are
+            inputs only if `columns` names them. Weights are never inputs.
     """
     if columns is not None and not len(columns):
         raise ConfigError("dataset.columns=[]: expected at least one column, or null for all")
     dropped = find_columns(drop or (), names, "dataset.drop")
-    left = [name for name in names if name not in dropped]
+    kept = [name for name in names if name not in dropped]
     find_columns([target], names, "dataset.target")
-    find_columns([target], left, "dataset.target", problem="dataset.drop leaves it out")
+    find_columns([target], kept, "dataset.target", problem="dataset.drop leaves it out")
     selected = find_columns(columns or (), names, "dataset.columns")
     for key, name in roles.items():
         find_columns([name], names, key)
-    left = [name for name in left if name in selected or name not in roles.values()]
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
     check_weights_name(roles.get("dataset.weights"), selected, target, key="dataset.columns")
-    named = [
-        *selected,
-        *(name for value in kinds.values() for name in (value if isinstance(value, list | tuple) else ())),
-    ]
-    left = [name for name in left if name in named or not find_name_problem(name)]
-    inputs = [name for name in left if name != target and (not selected or name in selected)]
+    if selected:
+        inputs = [name for name in kept if name in selected]
+    else:
+        without_role = [name for name in kept if name != target and name not in roles.values()]
+        inputs = leave_out_problems(without_role, kinds.values())
     if not inputs:
-        unused = describe_left_out({name: each for name in names if (each := find_name_problem(name))})
-        raise ConfigError(f"dataset.columns: no column is left besides the target{unused and f'; not used: {unused}'}")
-    for name in inputs:
-        if not name or "/" in name:
-            problem = "has no name" if not name else f"has a / in its name, {name}"
-            raise ConfigError(f"dataset.data_dir: a column {problem}; rename it, or use dataset.drop=['{name}']")
+        unused = describe_left_out(find_name_problems(names))
+        hint = f"; not used: {unused}" if unused else ""
+        raise ConfigError(f"dataset.columns: no column is left besides the target{hint}")
+    check_input_names(inputs)
     return inputs
 
 
+def leave_out_problems(names: Iterable[str], options: Iterable[Any]) -> list[str]:
+    """Returns the columns without those whose names make them no inputs. Columns that an option lists are kept."""
+    listed: list[str] = []
+    for value in options:
+        if isinstance(value, list | tuple):
+            listed.extend(value)
+    return [name for name in names if name in listed or not find_name_problem(name)]
+
+
+def check_input_names(names: Iterable[str]) -> None:
+    """Raises ConfigError about a column whose name cannot be that of an input."""
+    for name in names:
+        if not name or "/" in name:
+            problem = "has no name" if not name else f"has a / in its name, {name}"
+            raise ConfigError(f"dataset.data_dir: a column {problem}; rename it, or use dataset.drop=['{name}']")
+
+
 def find_name_problem(name: str) -> str:
-    """Returns why a column of this name is no input, unless an option names it; "" if it can be one."""
-    return "an index has such a name" if INDEX.fullmatch(name) else "rename it: it has a /" if "/" in name else ""
+    """Returns why a column of this name is no input unless an option names it; "" if there is no problem."""
+    if INDEX.fullmatch(name):
+        return "an index has such a name"
+    if "/" in name:
+        return "rename it: it has a /"
+    return ""
+
+
+def find_name_problems(names: Iterable[str]) -> dict[str, str]:
+    """Returns the columns that are no inputs because of their names, with the reasons."""
+    problems = {name: find_name_problem(name) for name in names}
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def describe_left_out(reasons: Mapping[str, str]) -> str:
-    """Returns a text on the columns that are not used, by the reason."""
-    names = {each: [name or "''" for name, reason in reasons.items() if reason == each] for each in reasons.values()}
-    return "; ".join(f"{join_first(names[each], MOST_NAMED)} ({each})" for each in names)
+    """Returns a text about unused columns, grouped by reason. `reasons` has the reason of each column."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names_by_reason.setdefault(reason, []).append(name or "''")
+    parts = [f"{join_first(names, MAX_COLUMNS_SHOWN)} ({reason})" for reason, names in names_by_reason.items()]
+    return "; ".join(parts)
 
 
 def find_columns(
-    given: Sequence[Any], names: Sequence[str], key: str, problem: str = "there is no such column"
+    wanted: Sequence[Any], names: Sequence[str], key: str, problem: str = "there is no such column"
 ) -> list[str]:
-    for name in given:
+    """Returns the wanted columns. Raises ConfigError about `key` and the `problem` if one is not among `names`."""
+    for name in wanted:
         if name not in names:
             similar = find_similar(str(name), names)
             hint = f"; did you mean {similar}? The columns are" if similar else "; the columns are"
             raise ConfigError(f"{key}={name}: {problem}{hint} {', '.join(names)}")
-    return list(given)
+    return list(wanted)
 
 
 def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the options say that a column is taken for, by its name."""
-    given: dict[str, str] = {}
+    """Returns the kinds that options name for columns. `options` has the columns by kind."""
+    kinds: dict[str, str] = {}
     for kind, value in options.items():
         key = KEYS[kind]
         check_option(value, Words | None, key)
         for name in find_columns(value or (), names, key, problem="is not an input column"):
-            if name in given:
-                raise ConfigError(f"{key}: {name} is in {KEYS[given[name]]}, too; name it in one of the two")
-            given[name] = kind
-    return given
+            if name in kinds:
+                raise ConfigError(f"{key}: {name} is in {KEYS[kinds[name]]}, too; name it in one of the two")
+            kinds[name] = kind
+    return kinds
 
 
 def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
-    """Returns the categories that an earlier run learned, by the name of the column."""
-    learned = {} if earlier is None else earlier.state.preprocessing
+    """Returns the categories that an earlier run learned, by column."""
+    if earlier is None:
+        return {}
+    learned = earlier.state.preprocessing
     return {name: learned[name].learned for name, kind in kinds.items() if kind == CATEGORY and name in learned}
 
 
 def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: str) -> None:
-    """Rejects a table without a column that an earlier run read; others do not matter."""
+    """Rejects a table that lacks a column which an earlier run read. Additional columns are allowed."""
     missing = [name for name in known if name not in names]
     if not missing:
         return
     similar = find_similar(missing[0], [name for name in names if name not in known])
-    more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
+    others = f" and {', '.join(missing[1:])}" if missing[1:] else ""
+    hint = f"; did you mean {similar}? The" if similar else "; the"
     raise ConfigError(
-        f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
-        f"{f'; did you mean {similar}? The' if similar else '; the'} columns are {', '.join(names)}"
+        f"dataset.data_dir={data_dir}: has no column {missing[0]}{others}, which the earlier run read"
+        f"{hint} columns are {', '.join(names)}"
     )
 
 
-def find_new(unused: Sequence[str], reading: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line about the columns that an earlier run's table did not have; nothing if that is not known."""
-    if new := [name for name in unused if name not in reading.get("unused", unused)]:
-        yield f"new columns, which the data of the run did not have, are not used: {join_first(new, MOST_NAMED)}"
+def describe_new_columns(unused: Sequence[str], reading: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line about columns that an earlier run's table did not have.
+
+    It yields nothing if `reading`, the record of that run, has no list of unused columns.
+    """
+    new = [name for name in unused if name not in reading.get("unused", unused)]
+    if new:
+        yield (
+            f"new columns, which the data of the run did not have, are not used: {join_first(new, MAX_COLUMNS_SHOWN)}"
+        )
 
 
-#: Why a column is left out, in place of its kind.
-NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
+#: Reasons to leave a column out. They take the place of its kind.
+NO_VALUES = "no values"
+ONE_VALUE = "the same value in every row"
+ROW_NUMBERS = "the number of the row"
 OWN_WORDS = "a word of its own in nearly every row"
 
-#: What is done about a column with more words than `most_values`: the rare ones are one word, or it is refused.
+#: What happens to a column with more words than `most_values`: rare words become one word, or it is refused.
 Rare = Literal["other", "refuse"]
 
-#: Of fewer rows, a column with one value, or one that numbers them, stays.
-FEWEST_ROWS = 20
+#: In a smaller sample, a column with one value stays, and so does one that numbers the rows.
+MIN_ROWS = 20
 
-#: A column of strings is text if its values have at least this many words on average, and more than a share of them
-#: is different.
-TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
+#: A column of strings is a text if its values have at least `MIN_TEXT_WORDS` words on average, and more than
+#: `TEXT_DIFFERENT` of them are different.
+MIN_TEXT_WORDS = 3
+TEXT_DIFFERENT = 0.5
 
 
 @dataclass(frozen=True)
 class SampleColumns:
-    """The columns of the rows that are learned from."""
+    """The columns of the sampled rows."""
 
-    columns: Mapping[str, Any]  # by name, as `ColumnReader.clean` returns them; the types of strings are inferred
-    place: Callable[[int], str]  # names a row by its index
+    columns: Mapping[str, Any]  # as `ColumnReader.rewrite` returns them
+    place: Callable[[int], str]  # names the file and row of an index of the sample
+    forms: Mapping[str, Form] = field(default_factory=dict)  # by column, how its numbers or dates were written
     #: How often the target has each word of `dataset.missing`
     missing_words: Mapping[str, int] = field(default_factory=dict)
-    classes: Sequence[str] | None = ()  # values of the target in other rows; None: they are too many to be classes
+    classes: Sequence[str] | None = ()  # values of the target in other rows. None: they are too many to be classes.
 
     def infer(self, name: str, ways: str = "") -> Any:
-        """Returns a column with the type that its values have. The format of the file does not matter."""
+        """Returns a column with the type that fits all of its values, whatever the format of the file."""
         from pyarrow import types
 
         column = self.columns[name]
@@ -180,8 +226,9 @@ class SampleColumns:
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """What the options of a table say about its columns; conf/dataset/table.yaml describes them."""
+    """The options of a table that concern its columns. conf/dataset/table.yaml describes them."""
 
+    target: str
     columns: Words | None
     weights: str | None
     drop: Words | None
@@ -202,78 +249,73 @@ class ColumnOptions:
         return {NUMBER: self.numeric, CATEGORY: self.categorical, TEXT: self.text}
 
 
-@dataclass(frozen=True)
-class TableTypes:
-    """What a table learns from the values of its columns."""
-
-    sought: Sequence[str]  # the columns whose values are looked at
-    found: Mapping[str, str]  # by input, its kind, or why it is left out
-    outputs: Mapping[str, Any]  # the fields of `Outputs`
-    forms: dict[str, Form]  # by column, how its numbers or dates are written
-    codes: Sequence[str]  # columns that look like numbers, but are words
-    missing_words: dict[str, int]  # how often the target has each word of `dataset.missing`
-    unread: Sequence[str]  # categories that look like numbers or dates
-    many: Mapping[str, int]  # by category, the number of its words, if these are too many
-    bare_numbers: Sequence[str]  # notes on columns whose numbers have a unit in some rows only
-
-    def describe(self, unused: Mapping[str, str], most: int) -> Iterator[str]:
-        """Yields lines on what may surprise; `unused` has columns with the reason to leave them out."""
-        if self.codes:
-            yield (
-                f"dataset: codes, not numbers: {', '.join(self.codes)}; dataset.numeric takes such a column for numbers"
-            )
-        if unread := [name for name in self.unread if name not in self.codes]:
-            yield (
-                f"dataset: words, though they look like numbers or dates: {', '.join(unread)}; write numbers and "
-                "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
-            )
-        if unused:
-            yield f"dataset: not used: {describe_left_out(unused)}; name a column in dataset.columns to use it"
-        for name, count in self.many.items():
-            yield (
-                f"dataset.rare=other: the {most:,} most frequent of {count:,} words of {name} are used; the others "
-                "are one word, as unknown ones are"
-            )
-
-
 def describe_missing_words(words: Mapping[str, int]) -> str:
-    """Returns the end of a message on targets, which names the words of `dataset.missing` that may be classes."""
-    found = ", ".join(f"{word} ({count} rows)" for word, count in words.items())
-    return f": dataset.missing has {found}; if it is a class, leave it out there" if found else ""
+    """Returns the end of a message about targets: the words of `dataset.missing` that may be classes."""
+    if not words:
+        return ""
+    counts = ", ".join(f"{word} ({count} rows)" for word, count in words.items())
+    return f": dataset.missing has {counts}; if it is a class, leave it out there"
+
+
+def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
+    """Returns the columns without information, with the reasons.
+
+    Args:
+        sample: the sampled rows.
+        names: the columns to examine.
+        first: the first column of the files. It may number the rows.
+        rows: the indices of the sampled rows.
+    """
+    reasons: dict[str, str] = {}
+    for name in names:
+        can_be_numbers_of_rows = name == first and len(names) > 1
+        reason = find_uselessness(sample.columns[name], rows if can_be_numbers_of_rows else None)
+        if reason is not None:
+            reasons[name] = reason
+    return reasons
 
 
 def find_uselessness(column: Any, rows: Array | None) -> str | None:
-    """Returns why a column, as `ColumnReader.clean` returns it, tells nothing; None if it may tell something.
+    """Returns the reason why a sampled column has no information; None if it may have some.
 
     Args:
-        column: of the rows that are learned from.
-        rows: their indices, if the column is the first one of its file and may number them; else None.
+        column: as `ColumnReader.clean` returns it.
+        rows: the indices of its rows, if it may number them.
     """
     import pyarrow
     from pyarrow import compute
 
     if is_missing(column).all():
         return NO_VALUES
-    if column.null_count or len(column) < FEWEST_ROWS:
+    if column.null_count or len(column) < MIN_ROWS:
         return None
     with contextlib.suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
         if compute.all(compute.equal(column, column[0])).as_py():
             return ONE_VALUE
         if rows is not None:
             starts = compute.cast(column, "int64").to_numpy() - rows
-            return ROW_NUMBERS if starts[0] in (0, 1) and (starts == starts[0]).all() else None
+            if starts[0] in (0, 1) and (starts == starts[0]).all():
+                return ROW_NUMBERS
     return None
 
 
-def choose_kind(rows: SampleColumns, name: str, told: ColumnOptions, is_free: bool) -> str:
-    """Returns what a column is taken for, by its type and its values.
+def choose_kind(sample: SampleColumns, name: str, options: ColumnOptions, is_optional: bool) -> str:
+    """Returns the kind of a column, by its type and its values.
 
-    If it `is_free`, it may have too many words that are hardly repeated, and is not used: returns the reason.
+    Args:
+        sample: the sampled rows.
+        name: of the column.
+        options: of the table.
+        is_optional: whether the column can be left out. If hardly any of its words occurs twice, the result is this
+            reason to leave it out, in place of a kind.
+
+    Raises:
+        ConfigError: if the column cannot be an input.
     """
     from pyarrow import compute, types
 
     ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
-    column = rows.infer(name, ways)
+    column = sample.infer(name, ways)
     if column.null_count == len(column):
         raise ConfigError(f"dataset.data_dir: the column {name} has no values; leave it out with dataset.drop=[{name}]")
     if is_numeric(column):
@@ -288,10 +330,13 @@ def choose_kind(rows: SampleColumns, name: str, told: ColumnOptions, is_free: bo
     different = compute.count_distinct(column).as_py()
     words = compute.mean(compute.count_substring_regex(column, r"\S+")).as_py()
     rows_with_value = len(column) - column.null_count
-    if words >= TEXT_WORDS and (different > told.most_values or different > TEXT_DIFFERENT * rows_with_value):
+    is_diverse = different > options.most_values or different > TEXT_DIFFERENT * rows_with_value
+    if words >= MIN_TEXT_WORDS and is_diverse:
         return TEXT
-    is_left_out = is_free and told.rare == "other" and different > max(told.most_values, MOSTLY * rows_with_value)
-    return OWN_WORDS if is_left_out else CATEGORY
+    has_own_words = different > max(options.most_values, MOSTLY * rows_with_value)
+    if has_own_words and is_optional and options.rare == "other":
+        return OWN_WORDS
+    return CATEGORY
 
 
 #: A number with a unit that is no sign of a currency, such as `377.2 kg` or `12km/h`.
@@ -303,45 +348,58 @@ HAS_UNIT = re.compile(
 def is_like_values(column: Any) -> bool:
     """Returns whether a column of words may be numbers or dates that were not recognised, such as `377.2 kg`.
 
-    Nearly all of its words are numbers with the same unit. Or they begin or end with a digit, and most rows have one of
-    their own.
+    Either nearly all of its words are numbers with the same unit, or they begin or end with a digit and most rows have
+    a word that no other row has.
     """
     from pyarrow import compute, types
 
     if not types.is_string(column.type):
         return False
     words = column.unique().drop_null()
-    if len(words) <= FEW:
+    if len(words) <= MANY_VALUES:
         return False
-    units = Counter(found[1] for word in words.to_pylist() if (found := HAS_UNIT.fullmatch(word)))
+    units: Counter[str] = Counter()
+    for word in words.to_pylist():
+        match = HAS_UNIT.fullmatch(word)
+        if match:
+            units[match[1]] += 1
     if max(units.values(), default=0) >= MOSTLY * len(words):
         return True
-    if len(words) <= (len(column) - column.null_count) / 2:
+    rows_with_value = len(column) - column.null_count
+    if len(words) <= rows_with_value / 2:
         return False
-    return bool(compute.sum(compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")).as_py() >= MOSTLY * len(words))
+    has_outer_digit = compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")
+    return bool(compute.sum(has_outer_digit).as_py() >= MOSTLY * len(words))
 
 
-def count_words(rows: SampleColumns, names: Iterable[str], told: ColumnOptions) -> dict[str, int]:
-    """Returns the numbers of words of the columns that have too many; refuses these if `dataset.rare` says so."""
+def count_words(sample: SampleColumns, names: Iterable[str], options: ColumnOptions) -> dict[str, int]:
+    """Returns the categories with more words than `dataset.most_values`, and how many words they have.
+
+    Raises ConfigError about the first of them if `dataset.rare` is `refuse`.
+    """
     from pyarrow import compute
 
-    counts = {name: compute.count_distinct(rows.columns[name]).as_py() for name in names}
-    found = {name: count for name, count in counts.items() if count > told.most_values}
-    for name, count in found.items() if told.rare == "refuse" else ():
+    counts: dict[str, int] = {}
+    for name in names:
+        count = compute.count_distinct(sample.columns[name]).as_py()
+        if count > options.most_values:
+            counts[name] = count
+    if counts and options.rare == "refuse":
+        name = next(iter(counts))
         raise ConfigError(
-            f"dataset.data_dir: the column {name} has {count} different words, more than "
-            f"dataset.most_values={told.most_values}; leave it out with dataset.drop=[{name}], name it in dataset.text "
-            "or dataset.numeric, raise dataset.most_values, or use dataset.rare=other"
+            f"dataset.data_dir: the column {name} has {counts[name]} different words, more than "
+            f"dataset.most_values={options.most_values}; leave it out with dataset.drop=[{name}], name it in "
+            "dataset.text or dataset.numeric, raise dataset.most_values, or use dataset.rare=other"
         )
-    return found
+    return counts
 
 
-def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
-    """Rejects columns whose type does not fit what the options take them for."""
+def check_column_types(sample: SampleColumns, kinds: Mapping[str, str]) -> None:
+    """Rejects columns whose type does not fit the kind that an option names for them."""
     from pyarrow import types
 
-    for name, kind in given.items():
-        column = rows.columns[name]
+    for name, kind in kinds.items():
+        column = sample.columns[name]
         can_be_words = kind != NUMBER and (types.is_timestamp(column.type) or types.is_date(column.type))
         if not (types.is_string(column.type) or is_numeric(column) or can_be_words):
             raise ConfigError(
@@ -350,134 +408,169 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
             )
 
 
-def check_weights_column(rows: SampleColumns, name: str | None) -> None:
-    """Rejects a column of weights without any weight; other rows are named one by one."""
-    if name is not None and to_weights(rows.columns[name])[1].all():
-        found = rows.columns[name][0].as_py()
-        raise ConfigError(f"dataset.weights={name}: no row has a number from 0 up in it, the first has {found!r}")
+def check_weights_column(sample: SampleColumns, name: str | None) -> None:
+    """Rejects a column of weights without any weight. Single rows without one are faults."""
+    if name is None:
+        return
+    _, is_bad, _ = to_weights(sample.columns[name])
+    if is_bad.all():
+        value = sample.columns[name][0].as_py()
+        raise ConfigError(f"dataset.weights={name}: no row has a number from 0 up in it, the first has {value!r}")
 
 
-def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
-    """Returns the columns that tell nothing, each with the reason; `first` is the first column of the files."""
-    reasons = {
-        name: find_uselessness(sample.columns[name], rows if name == first and len(names) > 1 else None)
-        for name in names
-    }
-    return {name: reason for name, reason in reasons.items() if reason}
+def divide_useless(decisions: Mapping[str, str], target: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Divides decisions on columns into kinds and reasons to leave a column out.
 
-
-def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Divides what columns are taken for into kinds and reasons to leave a column out. Raises if no column is left."""
-    kinds = {name: each for name, each in found.items() if each in EXPECTED}
-    useless = {name: each for name, each in found.items() if each not in EXPECTED}
+    Raises ConfigError if no column is left.
+    """
+    kinds: dict[str, str] = {}
+    useless: dict[str, str] = {}
+    for name, decision in decisions.items():
+        if decision in EXPECTED:
+            kinds[name] = decision
+        else:
+            useless[name] = decision
     if not kinds:
         raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_left_out(useless)}")
     return kinds, useless
 
 
-def describe_columns(kinds: Mapping[str, str], target: str, kind: str, weights: str | None) -> str:
-    """Returns a line that says what the columns are taken for; `kind` is that of the target."""
-    by_kind = {each: [name for name, found in kinds.items() if found == each] for each in EXPECTED}
-    parts = [f"{each} {join_first(names, MOST_NAMED)}" for each, names in by_kind.items() if names]
+def describe_columns(kinds: Mapping[str, str], target: str, target_kind: str, weights: str | None) -> str:
+    """Returns a line that lists the columns by kind, and the target."""
+    parts: list[str] = []
+    for kind in EXPECTED:
+        names = [name for name in kinds if kinds[name] == kind]
+        if names:
+            parts.append(f"{kind} {join_first(names, MAX_COLUMNS_SHOWN)}")
     role = f"; weights {weights}" if weights else ""
-    return f"dataset=table: {'; '.join(parts)}; target {target} ({kind}){role}"
+    return f"dataset=table: {'; '.join(parts)}; target {target} ({target_kind}){role}"
 
 
-#: More different words than this share of the rows are no classes, by `kind: auto`.
-MOST_CLASSES = 0.5
+#: With `kind: auto`, more different words than this share of the rows are no classes.
+MAX_CLASS_SHARE = 0.5
 
-#: More different targets than that are not listed.
-MOST_LISTED = 10_000
+#: Maximum number of different targets that are listed.
+MAX_LISTED = 10_000
 
 #: How many of the rarest classes a message names.
 RAREST = 5
 
 
-def describe_target(rows: SampleColumns, target: str, told: ColumnOptions) -> Outputs:
-    """Describes the target; raises `ConfigError` if its values do not fit `dataset.kind`."""
-    kind = told.kind
-    if kind == "regression" or (kind == "auto" and has_values(rows, target)):
-        numbers, is_bad = to_numbers(rows.columns[target])
-        numbers = numbers[~is_bad & ~np.isnan(numbers)]
-        if not len(numbers):
-            raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
-        mean, deviation = find_mean_and_deviation(numbers)
-        return Outputs("regression", (1,), scaling=(mean, deviation) if told.scale_target and deviation > 0 else None)
-    classes = find_classes(rows, target)
+def describe_target(sample: SampleColumns, options: ColumnOptions) -> Outputs:
+    """Describes the target. Raises ConfigError if its values do not fit `dataset.kind`."""
+    if options.kind == "regression" or (options.kind == "auto" and is_quantity(sample, options.target)):
+        return describe_quantity(sample, options)
+    return describe_classes(sample, options)
+
+
+def describe_quantity(sample: SampleColumns, options: ColumnOptions) -> Outputs:
+    """Describes the target of a regression."""
+    numbers, is_bad = to_numbers(sample.columns[options.target])
+    numbers = numbers[~is_bad & ~np.isnan(numbers)]
+    if not len(numbers):
+        raise ConfigError(f"dataset.target={options.target}: no row of the training split has a number in it")
+    mean, deviation = find_mean_and_deviation(numbers)
+    is_scaled = options.scale_target and deviation > 0
+    return Outputs("regression", (1,), scaling=(mean, deviation) if is_scaled else None)
+
+
+def describe_classes(sample: SampleColumns, options: ColumnOptions) -> Outputs:
+    """Describes the target of a classification."""
+    kind = options.kind
+    target = options.target
+    classes = find_classes(sample, target)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
         expected = "2" if kind == "binary" else "at least 2"
         raise ConfigError(
             f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
-            f"{describe_missing_words(rows.missing_words)}"
+            f"{describe_missing_words(sample.missing_words)}"
         )
-    rows_with_target = len(rows.columns[target]) - rows.columns[target].null_count
-    if kind == "auto" and len(classes) > max(FEW, MOST_CLASSES * rows_with_target):
+    rows_with_target = len(sample.columns[target]) - sample.columns[target].null_count
+    if kind == "auto" and len(classes) > max(MANY_VALUES, MAX_CLASS_SHARE * rows_with_target):
         raise ConfigError(
             f"dataset.target={target}: has {len(classes)} different words in {rows_with_target} rows, such as "
             f"{classes[0]}, and is no number; dataset.decimal and dataset.thousands say how numbers are written, "
             "dataset.kind=classification takes each word for a class"
         )
-    check_class_count(rows, target, classes, most=told.most_values)
+    check_class_count(sample, options, classes)
     return describe_outputs(kind, len(classes), classes)
 
 
-def describe_known_target(
-    rows: SampleColumns, target: str, told: ColumnOptions, earlier: EarlierState | None
-) -> Outputs:
-    """Describes the target as an earlier run learned it, with new classes if it may be extended."""
+def describe_known_target(sample: SampleColumns, options: ColumnOptions, earlier: EarlierState | None) -> Outputs:
+    """Describes the target as an earlier run learned it, with new classes if that run is extended."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is None or known is None:
-        return describe_target(rows, target, told)
-    kind = told.kind
-    is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
-    if earlier.extends and not is_same:
-        return describe_target(rows, target, told)
-    if not earlier.extends and kind not in ("auto", known.kind):
-        raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
-    if not earlier.extends and known.scaling and not told.scale_target:
-        raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
+        return describe_target(sample, options)
+    kind = options.kind
+    if earlier.extends:
+        has_same_target = earlier.state.reading.get("target", options.target) == options.target
+        if not has_same_target or kind not in ("auto", known.kind):
+            return describe_target(sample, options)
+    else:
+        if kind not in ("auto", known.kind):
+            raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
+        if known.scaling and not options.scale_target:
+            raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
     if known.kind == "regression":
-        return known if told.scale_target else replace(known, scaling=None)
+        return known if options.scale_target else replace(known, scaling=None)
     if not earlier.extends:
         return known
-    classes = find_classes(rows, target)
-    check_class_count(rows, target, classes, most=told.most_values)
+    return extend_known_classes(known, sample, options)
+
+
+def extend_known_classes(known: Outputs, sample: SampleColumns, options: ColumnOptions) -> Outputs:
+    """Adds the classes of the sample to those of an earlier run."""
+    classes = find_classes(sample, options.target)
+    check_class_count(sample, options, classes)
     extended = extend_classes(known, classes)
-    if kind == "binary" and extended.kind != kind:
+    if options.kind == "binary" and extended.kind != "binary":
+        names = extended.names or ()
         raise ConfigError(
-            f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
-            f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
+            f"dataset.kind=binary: {options.target} has {len(names)} classes with those of the earlier run "
+            f"({', '.join(names)}); leave dataset.kind out, or use model.init_from_preprocessing=new"
         )
     return extended
 
 
-def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierState | None) -> Outputs:
-    """Returns regression outputs with the range of their targets; a run that is extended widens that of the first one.
+def find_limits(outputs: Outputs, column: Any, is_trained: Array, earlier: EarlierState | None) -> Outputs:
+    """Returns regression outputs with the range of their targets. A run that is extended widens its range.
 
     Args:
         outputs: of the table.
-        column: the target, as `ColumnReader.clean` returns it.
-        is_seen: which of the rows are not those of the test split, [n] bool.
-        earlier: what an earlier run learned.
+        column: the target, as `ColumnReader.rewrite` returns it.
+        is_trained: which rows are not in the test split, [n] bool.
+        earlier: the learned state of an earlier run.
     """
     if outputs.kind != "regression" or (earlier is not None and not earlier.extends):
         return outputs
     numbers, is_bad = to_numbers(column)
-    values = [*numbers[is_seen & ~is_bad & ~np.isnan(numbers)].tolist(), *(outputs.limits or ())]
-    return replace(outputs, limits=(min(values), max(values)) if values else None)
+    is_usable = is_trained & ~is_bad & ~np.isnan(numbers)
+    values = [*numbers[is_usable].tolist(), *(outputs.limits or ())]
+    if not values:
+        return replace(outputs, limits=None)
+    return replace(outputs, limits=(min(values), max(values)))
 
 
-def find_classes(rows: SampleColumns, target: str) -> list[str]:
+def find_classes(sample: SampleColumns, target: str) -> list[str]:
     """Returns the classes of a target: numbers by value, then words."""
-    words = {*to_classes(rows.columns[target]).unique().to_pylist(), *(rows.classes or ())}
-    numbers = {name: float(name) for name in words if re.match(IS_NUMBER, name)}
-    return sorted(words - {""}, key=lambda name: (name not in numbers, numbers.get(name, 0.0), name))
+    words = set(to_classes(sample.columns[target]).unique().to_pylist())
+    words.update(sample.classes or ())
+    words.discard("")
+    numbers = {word: float(word) for word in words if re.match(IS_NUMBER, word)}
+
+    def order(word: str) -> tuple[bool, float, str]:
+        return word not in numbers, numbers.get(word, 0.0), word
+
+    return sorted(words, key=order)
 
 
 def find_targets(blocks: Iterable[Any]) -> tuple[list[int], list[str] | None]:
-    """Returns the indices of the rows without a target, and the different targets as classes; None if these are many.
+    """Returns the indices of the rows without a target, and the different targets as classes.
 
-    `blocks` has the target of all rows, as `ColumnReader.clean` returns it.
+    The classes are None if there are too many.
+
+    Args:
+        blocks: the target of all rows, as `ColumnReader.clean` returns it.
     """
     absent: list[int] = []
     classes: set[str] = set()
@@ -485,37 +578,42 @@ def find_targets(blocks: Iterable[Any]) -> tuple[list[int], list[str] | None]:
     for column in blocks:
         absent += (first + np.flatnonzero(is_missing(column))).tolist()
         first += len(column)
-        if len(classes) <= MOST_LISTED and can_be_classes(column):
+        if len(classes) <= MAX_LISTED and can_be_classes(column):
             classes.update(to_classes(column.unique()).to_pylist())
-    return absent, sorted(classes - {""}) if len(classes) <= MOST_LISTED else None
+    if len(classes) > MAX_LISTED:
+        return absent, None
+    return absent, sorted(classes - {""})
 
 
 def can_be_classes(column: Any) -> bool:
     from pyarrow import types
 
-    return any(test(column.type) for test in (types.is_string, types.is_integer, types.is_boolean))
+    return bool(types.is_string(column.type) or types.is_integer(column.type) or types.is_boolean(column.type))
 
 
-def check_class_count(rows: SampleColumns, target: str, classes: Sequence[str], most: int) -> None:
-    """Refuses a target with more than `most` classes, and names the rarest."""
-    if len(classes) <= most:
+def check_class_count(sample: SampleColumns, options: ColumnOptions, classes: Sequence[str]) -> None:
+    """Refuses a target with more classes than `dataset.most_values`, and names the rarest."""
+    if len(classes) <= options.most_values:
         return
-    counts = Counter(to_classes(rows.columns[target]).to_pylist())
-    rarest = ", ".join(f"{name} ({counts[name]:,})" for name in sorted(classes, key=counts.__getitem__)[:RAREST])
+    counts = Counter(to_classes(sample.columns[options.target]).to_pylist())
+    rarest = sorted(classes, key=counts.__getitem__)[:RAREST]
+    shown = ", ".join(f"{name} ({counts[name]:,})" for name in rarest)
     raise ConfigError(
-        f"dataset.target={target}: has {len(classes):,} classes, more than dataset.most_values={most}; the rarest, "
-        f"with their rows, are {rarest}; join them or leave them out in the file, raise dataset.most_values, or choose "
-        "another target"
+        f"dataset.target={options.target}: has {len(classes):,} classes, more than "
+        f"dataset.most_values={options.most_values}; the rarest, with their rows, are {shown}; join them or leave "
+        "them out in the file, raise dataset.most_values, or choose another target"
     )
 
 
-def has_values(rows: SampleColumns, target: str) -> bool:
-    """Returns whether a target is a quantity by `kind: auto`; the others are classes."""
+def is_quantity(sample: SampleColumns, target: str) -> bool:
+    """Returns whether `kind: auto` takes a target for a quantity, not for classes."""
     from pyarrow import compute, types
 
-    column = rows.infer(target, "set dataset.kind")
+    column = sample.infer(target, "set dataset.kind")
     if types.is_integer(column.type):
-        return rows.classes is None or max(compute.count_distinct(column).as_py(), len(rows.classes)) > FEW
+        if sample.classes is None:
+            return True
+        return len(sample.classes) > MANY_VALUES or bool(compute.count_distinct(column).as_py() > MANY_VALUES)
     if types.is_string(column.type) or types.is_boolean(column.type):
         return False
     if not is_numeric(column):

@@ -1,10 +1,11 @@
-"""Finds the types of columns, and how their numbers and dates are written, if not as in English; converts targets.
+"""Finds the types of columns and how their numbers and dates are written. Converts targets.
 
 pyarrow is imported inside the functions, because only this dataset needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -39,25 +40,28 @@ from scaleflow.serving.cells import (
 #: A column of strings with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
-#: Nearly all of more different values than this being numbers, or dates, is as ambiguous. More whole numbers than this
-#: are no classes by `kind: auto`.
-FEW = 20
+#: A column with more different values than this has many. If nearly all of these are numbers or dates, it is ambiguous
+#: as well. With `kind: auto`, so many whole numbers are no classes.
+MANY_VALUES = 20
 
-#: A code, which a number would not keep: 01234, 1E5.
+#: Maximum number of columns that a note names.
+MAX_COLUMNS_SHOWN = 20
+
+#: A code that loses characters if it is read as a number: 01234, 1E5.
 CODE = r"^([+-]?0[0-9]+|[1-9][0-9]*E[0-9]+)$"
 
 
 def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
-    """Converts a clean column of strings to numbers, booleans or dates, if all of its values are; else returns it.
+    """Converts a column of strings to numbers, booleans or dates if all of its values fit. Else it returns the strings.
 
     Args:
         name: of the column.
-        text: `string` values; null is missing.
+        text: the strings, as `ColumnReader.clean` returns them. Null is missing.
         place: names a row in a message.
-        ways: what to do about a column whose values are nearly all numbers, for the message.
+        ways: how to resolve an ambiguity, for a message.
 
     Raises:
-        ConfigError: if nearly all values are numbers, but not all.
+        ConfigError: if nearly all values are numbers or dates, but not all.
     """
     import pyarrow
     from pyarrow import compute
@@ -65,32 +69,43 @@ def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
     if text.null_count == len(text) or are_codes(text):
         return text
     plain = strip_plus(text)
-    numbers = ("int64", "float64") if are_plain_numbers(plain) else ()  # 0x1F is an int64 for pyarrow
-    for wanted in (*numbers, "bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
-        try:
-            return compute.cast(plain if wanted in numbers else text, wanted)
-        except pyarrow.ArrowInvalid:
-            continue
-    different, present = text.unique().drop_null(), len(text) - text.null_count
-    for what, pattern in (("numbers", IS_NUMBER), ("dates", IS_DATE)):
+    if are_plain_numbers(plain):  # the cast alone is no test: pyarrow takes 0x1F for an int64
+        for number_type in ("int64", "float64"):
+            with contextlib.suppress(pyarrow.ArrowInvalid):
+                return compute.cast(plain, number_type)
+    for other_type in ("bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
+        with contextlib.suppress(pyarrow.ArrowInvalid):
+            return compute.cast(text, other_type)
+    refuse_ambiguous_column(name, text, place, ways=ways)
+    return text
+
+
+def refuse_ambiguous_column(name: str, text: Any, place: Any, ways: str) -> None:
+    """Raises ConfigError if nearly all strings of a column are numbers, or dates. See `infer_type`."""
+    from pyarrow import compute
+
+    different = text.unique().drop_null()
+    present = len(text) - text.null_count
+    for noun, pattern in (("numbers", IS_NUMBER), ("dates", IS_DATE)):
         fits = compute.fill_null(compute.match_substring_regex(text, pattern), True)
         others = compute.sum(compute.invert(fits)).as_py()
-        words = len(different) - compute.sum(compute.match_substring_regex(different, pattern)).as_py()
-        is_mostly = others <= (1 - MOSTLY) * present or FEW < len(different) * MOSTLY <= len(different) - words
+        different_fits = compute.sum(compute.match_substring_regex(different, pattern)).as_py()
+        has_many_fits = len(different) * MOSTLY > MANY_VALUES and different_fits >= len(different) * MOSTLY
+        is_mostly = others <= (1 - MOSTLY) * present or has_many_fits
         if others and is_mostly:
             row = compute.index(fits, False).as_py()
             raise ConfigError(
                 f"dataset.data_dir: the column {name} has {text[row].as_py()!r} ({place(row)}), and {present - others} "
-                f"of its {present} values are {what}; add this value to dataset.missing, or {ways}"
+                f"of its {present} values are {noun}; add this value to dataset.missing, or {ways}"
             )
-    return text
 
 
 def are_codes(text: Any) -> bool:
-    """Returns whether strings look like numbers, but some of them would lose characters as such: 01234, 1E5."""
+    """Returns whether strings look like numbers, but some of them lose characters as numbers: 01234, 1E5."""
     from pyarrow import compute
 
-    return bool(compute.any(compute.match_substring_regex(text, CODE)).as_py()) and are_plain_numbers(text)
+    has_code = compute.any(compute.match_substring_regex(text, CODE)).as_py()
+    return bool(has_code) and are_plain_numbers(text)
 
 
 def are_plain_numbers(column: Any) -> bool:
@@ -99,16 +114,23 @@ def are_plain_numbers(column: Any) -> bool:
     from pyarrow import compute
 
     try:
-        return compute.cast(column, "float64") is not None
+        compute.cast(column, "float64")
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
         return False
+    return True
 
 
 def to_weights(column: Any) -> tuple[Array, Array, str]:
-    """Returns the weights of rows, [n] float32, which of them cannot be used, and what is expected."""
+    """Converts a column to the weights of rows.
+
+    Returns:
+        The weights, [n] float32, whether each is unusable, [n] bool, and a text about the expected values.
+    """
     numbers, is_bad = to_numbers(column)
-    is_bad |= ~((numbers >= 0) & (numbers <= np.finfo(np.float32).max))  # also NaN
-    return np.where(is_bad, 0, numbers).astype(np.float32), is_bad, "a finite number from 0 up"
+    is_in_range = (numbers >= 0) & (numbers <= np.finfo(np.float32).max)  # False for NaN
+    is_bad |= ~is_in_range
+    weights = np.where(is_bad, 0, numbers).astype(np.float32)
+    return weights, is_bad, "a finite number from 0 up"
 
 
 def to_classes(column: Any) -> Any:
@@ -119,9 +141,10 @@ def to_classes(column: Any) -> Any:
 
 
 def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
-    """Returns the targets of rows, [n, 1] or [n], which of them cannot be used, and what is expected.
+    """Converts a column to the targets of rows. An unknown class becomes `outputs.ignore` if that is set.
 
-    With `outputs.ignore`, that is the target of an unknown class.
+    Returns:
+        The targets, [n, 1] or [n], whether each is unusable, [n] bool, and a text about the expected values.
     """
     from pyarrow import compute
 
@@ -131,10 +154,14 @@ def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
     names = to_classes(column)
     different = names.unique()
     places = match_names(different.to_pylist(), outputs.names or ())
+    unknown = outputs.ignore or 0
+    code_of_name = np.array([unknown if place is None else place for place in places], np.int32)
+    is_name_known = np.array([place is not None for place in places], bool)
     rows = compute.index_in(names, value_set=different).to_numpy()
-    is_known = np.array([place is not None for place in places])[rows]
-    classes = np.array([outputs.ignore or 0 if place is None else place for place in places], np.int32)[rows]
-    is_bad = ~is_known if outputs.ignore is None else compute.equal(names, "").to_numpy(zero_copy_only=False)
+    classes = code_of_name[rows]
+    is_bad = ~is_name_known[rows]
+    if outputs.ignore is not None:
+        is_bad = compute.equal(names, "").to_numpy(zero_copy_only=False)
     targets = classes.astype(np.float32)[:, None] if outputs.kind == "binary" else classes
     return targets, is_bad, f"a class of the training split ({show_classes(outputs.names or ())})"
 
@@ -142,10 +169,14 @@ def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
 #: How the numbers or the dates of a column are written: see `rewrite_cells`.
 Form = Mapping[str, str]
 
-#: Every way to write numbers: the decimal point, and what is between thousands.
-NUMBER_FORMS = [(point, between) for point, between in product(".,", ("", ",", ".", " ", "'")) if point != between]
+#: How numbers are written: the decimal point, and the separator of thousands.
+NumberForm = tuple[str, str]
 
-#: Ways to write days, and times after them. With points, the day is first everywhere.
+NUMBER_FORMS: list[NumberForm] = [
+    (point, separator) for point, separator in product(".,", ("", ",", ".", " ", "'")) if point != separator
+]
+
+#: Ways to write days. With points, the day comes first everywhere.
 DAYS: tuple[str, ...] = (
     "%d.%m.%Y",
     "%d.%m.%y",
@@ -156,22 +187,37 @@ DAYS: tuple[str, ...] = (
     "%Y/%m/%d",
     "%Y.%m.%d",
     "%d/%m/%y",
+    "%m/%d/%y",
+    "%d %b %Y",
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%b %d, %Y",
+    "%d %B %Y",
+    "%B %d, %Y",
 )
-DAYS += ("%m/%d/%y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
+
+#: Ways to write a time after a day.
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
-#: So many values rule most forms of dates out, and so many that are spread over all most forms of numbers.
-FIRST, SPREAD = 20, 200
+#: Values that are tried with every form of dates, before the likely forms are tried with all values.
+FIRST_VALUES = 20
 
-#: With such a currency, a point is the decimal one.
+#: The same for forms of numbers. These values are spread over all values.
+SPREAD_VALUES = 200
+
+#: With these currencies, a point is the decimal one.
 ENGLISH_UNITS = ("$", "USD", "GBP", "INR")
 
-#: What a form of dates has: a time, a year, only parts that make a number.
-HAS_TIME, HAS_YEAR = re.compile("%[HIMSpfzZ]"), re.compile("%[YyG]")
+#: Whether a form of dates has a time, a year, or only parts that make a number.
+HAS_TIME = re.compile("%[HIMSpfzZ]")
+HAS_YEAR = re.compile("%[YyG]")
 IS_NUMERIC = re.compile(r"(%[YymdjHMS]\.?){2,}")
 
-#: A number with a decimal point that is between no thousands, and one that may be.
-HAS_POINT, GROUPED = r"\.([0-9]{1,2}|[0-9]{4,})$", r"^[+-]?([1-9][0-9]{0,2}(\.[0-9]{3})+|0|[1-9][0-9]*)$"
+#: A number with a point that cannot separate thousands.
+HAS_POINT = r"\.([0-9]{1,2}|[0-9]{4,})$"
+
+#: A number whose points can all separate thousands.
+GROUPED = r"^[+-]?([1-9][0-9]{0,2}(\.[0-9]{3})+|0|[1-9][0-9]*)$"
 
 
 def find_forms(
@@ -183,96 +229,151 @@ def find_forms(
     numeric: Collection[str] = (),
     inputs: Collection[str] = (),
 ) -> dict[str, Form]:
-    """Returns the forms of the columns whose numbers or dates are not written as in Python.
+    """Finds how numbers and dates are written, for columns that do not write them as Python does.
 
     Args:
-        columns: as `ColumnReader.clean` returns them. Only columns of strings are read.
-        decimal, thousands, dates: what the user says about it.
+        columns: as `ColumnReader.clean` returns them. Only columns of strings are examined.
+        decimal: the decimal point, if the user names it.
+        thousands: the separator of thousands, if the user names it.
+        dates: the form of dates, if the user names it.
         known: the forms of other columns, from an earlier run.
         numeric: columns that the user takes for numbers. Numbers with a rare unit are missing there.
         inputs: columns that are inputs, for messages.
 
     Raises:
-        ConfigError: if the values of a column can mean two things or have several units, or no column has the dates
-            that the user names.
+        ConfigError: if a value can mean two things, a column has several units, or no column has the user's dates.
     """
     from pyarrow import types
 
     if dates:
         check_date_form(dates)
     strings = {name: column for name, column in columns.items() if types.is_string(column.type)}
-    plain = {name: column for name, column in strings.items() if are_plain_numbers(strip_plus(column))}
-    texts = {name: column.unique().drop_null().to_pylist() for name, column in strings.items() if name not in plain}
-    possible = [
-        form
-        for form in NUMBER_FORMS
-        if decimal in (None, form[0]) and form[1] in ("", thousands or form[1]) and form[0] != thousands
-    ]
-    numbers = {name: find_number_forms(values, possible) for name, values in texts.items()}
-    points = {decimal} if decimal else find_points(numbers.values(), plain.values())
+    plain: dict[str, Any] = {}  # columns of numbers as in Python
+    texts: dict[str, list[str]] = {}  # the different values of the other columns
+    for name, column in strings.items():
+        if are_plain_numbers(strip_plus(column)):
+            plain[name] = column
+        else:
+            texts[name] = column.unique().drop_null().to_pylist()
+    allowed = choose_number_forms(decimal, thousands)
+    number_forms = {name: find_number_forms(values, allowed) for name, values in texts.items()}
+    points = {decimal} if decimal else find_points(number_forms.values(), plain.values())
     forms: dict[str, Form] = {}
     for name, values in texts.items():
-        if form := choose_number_form(name, values, numbers[name], points):
-            unit = find_unit(name, strings[name], form, numeric=numeric, inputs=inputs)
-            forms[name] = {"decimal": form[0], "thousands": form[1], "unit": unit}
-        elif day := find_date_form(name, values, strings[name], given=dates):
-            forms[name] = {"dates": day}
-    dot_separates_thousands = thousands == "." or points == {","}
-    for name, column in plain.items():
-        if dates and (day := find_date_form_of_numbers(column, dates)):
-            forms[name] = {"dates": day}
-        elif dot_separates_thousands and is_grouped_by_dots(column):
-            forms[name] = {"decimal": ",", "thousands": ".", "unit": ""}
-    if dates and strings:
-        has_typed_dates = any(types.is_temporal(column.type) for column in columns.values())
-        is_used = any(form.get("dates", "").startswith(dates) for form in [*forms.values(), *known.values()])
-        if not (is_used or has_typed_dates):
-            raise ConfigError(
-                f"dataset.dates={dates}: the dates of no column are written so; it is as in Python's strptime"
-            )
+        number_form = choose_number_form(name, values, number_forms[name], points)
+        if number_form is not None:
+            unit = find_unit(name, strings[name], number_form, numeric=numeric, inputs=inputs)
+            forms[name] = {"decimal": number_form[0], "thousands": number_form[1], "unit": unit}
+            continue
+        date_form = find_date_form(name, values, strings[name], users_form=dates)
+        if date_form is not None:
+            forms[name] = {"dates": date_form}
+    forms |= find_forms_of_plain_numbers(plain, dates, dot_separates_thousands=thousands == "." or points == {","})
+    has_typed_dates = any(types.is_temporal(column.type) for column in columns.values())
+    if dates and strings and not has_typed_dates:
+        check_dates_used(dates, [*forms.values(), *known.values()])
     return forms
 
 
-def find_points(numbers: Iterable[Sequence[Sequence[tuple[str, str]]]], plain: Iterable[Any]) -> set[str]:
-    """Returns the decimal points of the columns that have only one, to decide about the others.
+def choose_number_forms(decimal: str | None, thousands: str | None) -> list[NumberForm]:
+    """Returns the forms of numbers that have the decimal point and the separator that the user names, if any."""
+    allowed: list[NumberForm] = []
+    for point, separator in NUMBER_FORMS:
+        fits_decimal = decimal is None or point == decimal
+        fits_thousands = thousands is None or (separator in ("", thousands) and point != thousands)
+        if fits_decimal and fits_thousands:
+            allowed.append((point, separator))
+    return allowed
+
+
+def find_forms_of_plain_numbers(
+    columns: Mapping[str, Any], dates: str | None, dot_separates_thousands: bool
+) -> dict[str, Form]:
+    """Returns the forms of columns of numbers as in Python that mean dates or other numbers.
 
     Args:
-        numbers: by column, its groups of forms.
+        columns: the columns of numbers as in Python.
+        dates: the user's form of dates. Numbers such as 20250301 can have it.
+        dot_separates_thousands: whether 1.200 is 1200.
+    """
+    forms: dict[str, Form] = {}
+    for name, column in columns.items():
+        date_form = find_date_form_of_numbers(column, dates) if dates else None
+        if date_form is not None:
+            forms[name] = {"dates": date_form}
+        elif dot_separates_thousands and is_grouped_by_dots(column):
+            forms[name] = {"decimal": ",", "thousands": ".", "unit": ""}
+    return forms
+
+
+def check_dates_used(dates: str, forms: Iterable[Form]) -> None:
+    """Raises ConfigError if no column has the user's form of dates."""
+    for form in forms:
+        if form.get("dates", "").startswith(dates):
+            return
+    raise ConfigError(f"dataset.dates={dates}: the dates of no column are written so; it is as in Python's strptime")
+
+
+def find_points(form_groups: Iterable[Sequence[Sequence[NumberForm]]], plain: Iterable[Any]) -> set[str]:
+    """Returns the decimal points of the columns that allow only one. They decide about the other columns.
+
+    Args:
+        form_groups: for each column, its possible forms in groups.
         plain: columns of numbers as in Python.
     """
     from pyarrow import compute
 
     points: set[str] = set()
-    for groups in numbers:
-        if len(groups) == 1 and len({form[0] for form in groups[0]}) == 1:
-            points.add(groups[0][0][0])
+    for groups in form_groups:
+        points_of_column = {form[0] for form in groups[0]} if len(groups) == 1 else set()
+        if len(points_of_column) == 1:
+            points |= points_of_column
     if points:
         return points
-    has_point = any(compute.any(compute.match_substring_regex(column, HAS_POINT)).as_py() for column in plain)
-    return {"."} if has_point else set()
+    for column in plain:
+        if compute.any(compute.match_substring_regex(column, HAS_POINT)).as_py():
+            return {"."}
+    return set()
 
 
 def choose_number_form(
-    name: str, values: Sequence[str], groups: Sequence[Sequence[tuple[str, str]]], points: Collection[str]
-) -> tuple[str, str] | None:
-    """Returns the form of a column's numbers; None if it has no numbers. Raises ConfigError if two forms are possible.
+    name: str, values: Sequence[str], groups: Sequence[Sequence[NumberForm]], points: Collection[str]
+) -> NumberForm | None:
+    """Returns the form of a column's numbers; None if it has no numbers.
 
     Args:
-        groups: forms that mean the same numbers together.
+        name: of the column.
+        values: its different values.
+        groups: its possible forms. The forms of a group yield the same numbers.
         points: the decimal points of other columns.
+
+    Raises:
+        ConfigError: if two groups are possible.
     """
     if len(groups) > 1 and len(points) == 1:
-        with_point = [[form for form in group if form[0] in points] for group in groups]
-        groups = [group for group in with_point if group]
+        groups = keep_forms_with_points(groups, points)
     if not groups:
         return None
     if len(groups) > 1:
         refuse_two_meanings(name, values, groups)
-    return next((form for form in groups[0] if form[0] in points), groups[0][0])
+    for form in groups[0]:
+        if form[0] in points:
+            return form
+    return groups[0][0]
 
 
-def find_unit(name: str, column: Any, form: tuple[str, str], numeric: Collection[str], inputs: Collection[str]) -> str:
-    """Returns the unit of a column's numbers, "" if they have none.
+def keep_forms_with_points(groups: Sequence[Sequence[NumberForm]], points: Collection[str]) -> list[list[NumberForm]]:
+    """Returns the groups with those forms that have one of the decimal points, without empty groups."""
+    kept: list[list[NumberForm]] = []
+    for group in groups:
+        forms = [form for form in group if form[0] in points]
+        if forms:
+            kept.append(forms)
+    return kept
+
+
+def find_unit(name: str, column: Any, form: NumberForm, numeric: Collection[str], inputs: Collection[str]) -> str:
+    """Returns the most frequent unit of a column's numbers, "" if they have none.
 
     Raises ConfigError if they have several, and the user does not take the column for numbers.
     """
@@ -291,58 +392,71 @@ def is_grouped_by_dots(column: Any) -> bool:
     return bool(has_dot and compute.all(compute.match_substring_regex(column, GROUPED)).as_py())
 
 
-def find_date_form_of_numbers(column: Any, given: str) -> str | None:
+def find_date_form_of_numbers(column: Any, users_form: str) -> str | None:
     """Returns the user's form of dates if numbers as in Python, such as 20250301, have it."""
-    if not IS_NUMERIC.fullmatch(given):
+    if not IS_NUMERIC.fullmatch(users_form):
         return None
-    return find_given_date_form(column.unique().drop_null().to_pylist(), given)
+    return fit_users_date_form(column.unique().drop_null().to_pylist(), users_form)
 
 
-def find_number_forms(values: Sequence[str], forms: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Returns number formats that fit nearly all values, grouped by the numbers they yield."""
-    some = values[:: len(values) // SPREAD + 1]
-    likely = [form for form in forms if count_numbers(some, form) >= MOSTLY / 2 * len(some)]
-    if not some or not likely or any(re.match(CODE, value) for value in values):
+def find_number_forms(values: Sequence[str], forms: Sequence[NumberForm]) -> list[list[NumberForm]]:
+    """Returns number forms that fit nearly all values, grouped by the numbers they yield."""
+    spread = values[:: len(values) // SPREAD_VALUES + 1]
+    likely = [form for form in forms if count_numbers(spread, form) >= MOSTLY / 2 * len(spread)]
+    if not spread or not likely or any(re.match(CODE, value) for value in values):
         return []
-    means: dict[tuple[str | None, ...], list[tuple[str, str]]] = {}
+    groups: dict[tuple[str | None, ...], list[NumberForm]] = {}  # by the numbers of all values, None if not a number
     for form in likely:
         pattern = match_number(*form)
-        means.setdefault(tuple(rewrite_number(value, pattern) for value in values), []).append(form)
-    most = max(sum(each is not None for each in mean) for mean in means)
-    if most < MOSTLY * len(values):
+        numbers = tuple(rewrite_number(value, pattern) for value in values)
+        groups.setdefault(numbers, []).append(form)
+    counts = {numbers: len(numbers) - numbers.count(None) for numbers in groups}
+    best_count = max(counts.values())
+    if best_count < MOSTLY * len(values):
         return []
-    found = [group for mean, group in means.items() if sum(each is not None for each in mean) == most]
-    pattern = match_number(*found[0][0])
-    units = {parsed[1] for value in some if (parsed := parse_number(value, pattern)) is not None}
-    is_english = len(found) > 1 and not units.isdisjoint(ENGLISH_UNITS)
-    return [group for group in found if not is_english or group[0][0] == "."]
+    best_groups = [group for numbers, group in groups.items() if counts[numbers] == best_count]
+    if len(best_groups) > 1 and has_english_unit(spread, best_groups[0][0]):
+        return [group for group in best_groups if group[0][0] == "."]
+    return best_groups
 
 
-def count_numbers(values: Sequence[str], form: tuple[str, str]) -> int:
+def has_english_unit(values: Iterable[str], form: NumberForm) -> bool:
+    """Returns whether a number has a currency whose countries write a decimal point."""
+    pattern = match_number(*form)
+    for value in values:
+        parsed = parse_number(value, pattern)
+        if parsed is not None and parsed[1] in ENGLISH_UNITS:
+            return True
+    return False
+
+
+def count_numbers(values: Sequence[str], form: NumberForm) -> int:
     pattern = match_number(*form)
     return sum(pattern.fullmatch(value) is not None for value in values)
 
 
 def refuse_several_units(name: str, units: str, is_input: bool) -> None:
-    """Raises ConfigError about a column whose numbers have several units; only an input can be read otherwise."""
-    ways = (
-        f", or add {name} to dataset.numeric (numbers with another unit than the most frequent one are then missing), "
-        "dataset.categorical or dataset.drop"
-    )
+    """Raises ConfigError about a column whose numbers have several units. An input has more ways out than a target."""
+    ways = ""
+    if is_input:
+        ways = (
+            f", or add {name} to dataset.numeric (numbers with another unit than the most frequent one are then "
+            "missing), dataset.categorical or dataset.drop"
+        )
     raise ConfigError(
         f"dataset.data_dir: the column {name} has numbers with several units: {units}; write them in one unit in the "
-        f"file{ways if is_input else ''}"
+        f"file{ways}"
     )
 
 
 def describe_other_units(name: str, unit: str, counts: Mapping[str, int]) -> str:
-    """Returns a note on the numbers of a column that have another unit than the one it was trained with."""
+    """Returns a note about the numbers of a column whose unit is not the one of training."""
     units = describe_units(counts)
     return f"dataset: {name}: {sum(counts.values()):,} numbers are not in {unit}, but in {units}; they count as missing"
 
 
 def describe_bare_numbers(columns: Mapping[str, Any], forms: Mapping[str, Form]) -> Iterator[str]:
-    """Yields lines on columns whose numbers have a unit in some rows only."""
+    """Yields lines about columns whose numbers have a unit in some rows only."""
     for name, form in forms.items():
         if not form.get("unit"):
             continue
@@ -354,13 +468,15 @@ def describe_bare_numbers(columns: Mapping[str, Any], forms: Mapping[str, Form])
             )
 
 
-def find_date_form(name: str, values: Sequence[str], column: Any, given: str | None) -> str | None:
-    """Returns the form that nearly all values have; None if there is none, or they are dates as in ISO 8601.
+def find_date_form(name: str, values: Sequence[str], column: Any, users_form: str | None) -> str | None:
+    """Returns the form that nearly all values have; None if no form fits, or they are dates as in ISO 8601.
 
-    The form that the user gives comes first, also for values that are dates as in ISO 8601.
+    The user's form comes first, also for dates as in ISO 8601.
     """
-    if given and (found := find_given_date_form(values, given)):
-        return found
+    if users_form:
+        fitting = fit_users_date_form(values, users_form)
+        if fitting is not None:
+            return fitting
     if not values or cast_to_dates(column) is not None:
         return None
     best = find_best_date_forms(values, [day + time for day, time in product(DAYS, TIMES)])
@@ -372,28 +488,34 @@ def find_date_form(name: str, values: Sequence[str], column: Any, given: str | N
     return best[0] if best else None
 
 
-def find_given_date_form(values: Sequence[str], given: str) -> str | None:
-    """Returns the user's form of dates, with a time if it names none and the values have one; None if none fits."""
-    times = [""] if HAS_TIME.search(given) else TIMES
-    best = find_best_date_forms(values, [given + time for time in times])
+def fit_users_date_form(values: Sequence[str], users_form: str) -> str | None:
+    """Returns the user's form of dates, with a time if it has none and the values have one; None if it does not fit."""
+    times = [""] if HAS_TIME.search(users_form) else TIMES
+    best = find_best_date_forms(values, [users_form + time for time in times])
     return best[0] if best else None
 
 
 def find_best_date_forms(values: Sequence[str], forms: Iterable[str]) -> list[str]:
-    """Returns the forms of dates that fit the most values, if these are nearly all; the first values rule most out."""
+    """Returns the forms of dates that fit the largest number of values, if that is nearly all of them."""
+    if not values:
+        return []
+    first = values[:FIRST_VALUES]
+    counts: dict[str, int] = {}
+    for form in forms:
+        if count_dates(first, form) >= MOSTLY * len(first):
+            counts[form] = count_dates(values, form)
+    best_count = max(counts.values(), default=0)
+    if best_count < MOSTLY * len(values):
+        return []
+    return [form for form, count in counts.items() if count == best_count]
 
-    def count(form: str, some: Sequence[str]) -> int:
-        return sum(date is not None for date in parse_date_cells(some, form))
 
-    first = values[:FIRST]
-    likely = [form for form in forms if values and count(form, first) >= MOSTLY * len(first)]
-    counts = {form: count(form, values) for form in likely}
-    most = max(counts.values(), default=0)
-    return [form for form, each in counts.items() if each == most and each >= MOSTLY * len(values)]
+def count_dates(values: Sequence[str], form: str) -> int:
+    return sum(date is not None for date in parse_date_cells(values, form))
 
 
 def check_date_form(form: str) -> None:
-    """Raises ConfigError if `dataset.dates` is no form that `strptime` can read, or it has no year."""
+    """Raises ConfigError if `dataset.dates` is no form for `strptime`, or has no year."""
     try:
         parse_date_cells(["2024-01-31"], form)
     except (ValueError, re.error) as error:
@@ -404,25 +526,37 @@ def check_date_form(form: str) -> None:
         raise ConfigError(f"dataset.dates={form}: has no year (%Y or %y), which a date needs; an example is '%d/%m/%Y'")
 
 
-def refuse_two_meanings(name: str, values: Sequence[str], found: Sequence[Sequence[tuple[str, str]]]) -> None:
-    """Raises ConfigError that shows a value which is two numbers."""
-    meanings = [[rewrite_number(value, match_number(*group[0])) for value in values] for group in found[:2]]
-    row = next(n for n, (one, other) in enumerate(zip(*meanings, strict=True)) if one != other)
-    between = "," if "," in values[row] else "."
-    ways = [
-        f"{meaning[row]} with 'dataset.{'decimal' if group[0][0] == between else 'thousands'}=\"{between}\"'"
-        for meaning, group in zip(meanings, found, strict=False)
-    ]
-    raise ConfigError(f"dataset.data_dir: the column {name} has {values[row]}, which is {' or '.join(ways)}")
+def refuse_two_meanings(name: str, values: Sequence[str], groups: Sequence[Sequence[NumberForm]]) -> None:
+    """Raises ConfigError that shows a value which is a different number in the first two groups of forms."""
+    first = match_number(*groups[0][0])
+    second = match_number(*groups[1][0])
+    for value in values:
+        numbers = [rewrite_number(value, first), rewrite_number(value, second)]
+        if numbers[0] != numbers[1]:
+            break
+    mark = "," if "," in value else "."
+    ways: list[str] = []
+    for group, number in zip(groups, numbers, strict=False):
+        option = "decimal" if group[0][0] == mark else "thousands"
+        ways.append(f"{number} with 'dataset.{option}=\"{mark}\"'")
+    raise ConfigError(f"dataset.data_dir: the column {name} has {value}, which is {' or '.join(ways)}")
 
 
 def describe_forms(forms: Mapping[str, Form]) -> Iterator[str]:
     """Yields lines that say how columns are read."""
     ways: dict[str, list[str]] = {}
     for name, form in forms.items():
-        between = f"{form['thousands']!r} between thousands" if form.get("thousands") else ""
-        unit = f"the unit {form['unit']}" if form.get("unit") else ""
-        number = ", ".join(filter(None, (f"decimal {form.get('decimal')!r}", between, unit)))
-        ways.setdefault(f"dates as {form['dates']}" if "dates" in form else f"numbers with {number}", []).append(name)
+        ways.setdefault(describe_form(form), []).append(name)
     for way, names in ways.items():
-        yield f"dataset: {way}: {join_first(names, FIRST)}"
+        yield f"dataset: {way}: {join_first(names, MAX_COLUMNS_SHOWN)}"
+
+
+def describe_form(form: Form) -> str:
+    if "dates" in form:
+        return f"dates as {form['dates']}"
+    parts = [f"decimal {form.get('decimal')!r}"]
+    if form.get("thousands"):
+        parts.append(f"{form['thousands']!r} between thousands")
+    if form.get("unit"):
+        parts.append(f"the unit {form['unit']}")
+    return f"numbers with {', '.join(parts)}"
