@@ -1,6 +1,7 @@
-"""Divides rows as `dataset.split` says: a test or validation split, or folds. The launcher uses it: no TensorFlow.
+"""Divides rows by the rule `dataset.split` into a test or validation split, or into folds.
 
-Validation needs no held-out rows if each member of an ensemble leaves out one fold, and is evaluated on that.
+Validation needs no held-out rows if each member of an ensemble leaves out one fold and is evaluated on it. The launcher
+imports this module, so it imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,26 +25,35 @@ from scaleflow.interfaces.formatting import SECONDS, join_first
 
 Array = np.ndarray[Any, Any]
 
-#: The splits that the values of a column can name, by their codes.
-NAMED = ("train", "validation", "test")
+#: The splits that the values of a column can name. Their places are their codes.
+NAMED_SPLITS = ("train", "validation", "test")
 
-#: Numbers are drawn from so many ranges with equally many rows; whole numbers, of more different ones than this.
-RANGES, MOST_CLASSES = 10, 20
+#: A stratum of numbers has this many ranges with equally many rows.
+RANGES = 10
+
+#: Whole numbers with more different values than this are divided into ranges. The others are classes.
+MAX_CLASSES = 20
 
 #: The value of `stratum` that means the targets.
 TARGET = "target"
 
-#: Groups are drawn so often, or until so many numbers are counted; the most numbers of groups and their classes.
-MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
+#: Groups are drawn this many times at most.
+MAX_DRAWS = 200
+
+#: All draws of groups together add at most this many numbers.
+MAX_DRAWN = 1_000_000
+
+#: Maximum number of pairs of a group and a class.
+MAX_CELLS = 50_000_000
 
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are held out, such as a source's test split if its files name none."""
+    """How rows are held out, for example for the test split of a source whose files name none."""
 
     rule: Split  # `dataset.split`
-    test: float = TEST_FRACTION  # the fraction of the rows that is held out
-    seed: int = 0  # draws them
+    test: float = TEST_FRACTION  # the fraction of rows to hold out
+    seed: int = 0  # of the draw
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -51,72 +61,85 @@ class Division:
         return ("train", "test") if self.test else ("train",)
 
     def draw(self, keys: DivisionKeys, count: int, together: int = DRAWN_TOGETHER) -> dict[str, Array]:
-        """Returns the rows of each split, [count] bool. A row that is in none lies in the gap."""
+        """Returns the rows of each split, [count] bool. Rows in the gap are in no split."""
         if self.rule.by == "column":
-            assert keys.groups is not None
-            masks = {name: keys.groups == code for code, name in enumerate(NAMED)}
-            found = {name: mask for name, mask in masks.items() if mask.any()}
-            if "train" not in found:
-                raise ConfigError(f"dataset.split: no row has the value train in the column {self.rule.column}")
-            return found
+            return self._read_named_splits(keys)
         if not self.test:
             return {"train": np.ones(count, bool)}
         rest, held_out = self.hold_out(keys, count, draw=0x7E57, together=together, least=1)
         return {"train": rest, "test": held_out}
 
+    def _read_named_splits(self, keys: DivisionKeys) -> dict[str, Array]:
+        """Returns the rows of each split that the values of a column name."""
+        assert keys.groups is not None
+        masks: dict[str, Array] = {}
+        for code, name in enumerate(NAMED_SPLITS):
+            mask = keys.groups == code
+            if mask.any():
+                masks[name] = mask
+        if "train" not in masks:
+            raise ConfigError(f"dataset.split: no row has the value train in the column {self.rule.column}")
+        return masks
+
     def hold_out(
         self, keys: DivisionKeys, count: int, draw: int, together: int = DRAWN_TOGETHER, least: int = 0
     ) -> tuple[Array, Array]:
-        """Draws the fraction of rows. A rule that names the splits by a column draws at random; so does `auto` without
-        strata.
+        """Holds out the fraction of rows.
+
+        The rows are drawn at random if a column names the splits, and for `auto` without strata.
 
         Args:
-            keys: of the rows.
-            count: of the rows.
-            draw: the number of the draw, of those with one seed.
-            together: the same share of each so many rows is drawn at random.
-            least: rows of each class with more that are held out at least.
+            keys: the values that divide the rows.
+            count: the number of rows.
+            draw: the number of the draw. Draws with one seed and different numbers are independent.
+            together: the rows are drawn in pieces of this size, with the same fraction of each piece.
+            least: minimum number of rows that are held out of each class. One row of the class is always left.
 
         Returns:
-            Which rows are left, and which are held out, [count] bool. Rows in the gap before the latest are in none.
+            The rows that are left, and those that are held out, [count] bool. Rows in the gap before the latest rows
+            are in neither.
 
         Raises:
-            ConfigError: if one of the two would be empty.
+            ConfigError: if one of the two is empty.
         """
-        rule, fraction, seeds = self.rule, self.test, (self.seed, draw)
-        rest: Array | None = None
+        rule = self.rule
+        fraction = self.test
+        seeds = (self.seed, draw)
+        if rule.by == "time":
+            times = require_keys(rule, keys.times)
+            start = find_first_time(times, fraction)
+            rest = times < start - parse_gap(rule.gap)
+            held_out = times >= start
+            refuse_empty(rule, rest, held_out, part=f"a fraction of {fraction:g}")
+            return rest, held_out
         if rule.by == "group":
             held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds=seeds)
         elif rule.by == "hash":
             held_out = spread_hashes(require_keys(rule, keys.groups), seeds) < fraction
-        elif rule.by == "time":
-            times = require_keys(rule, keys.times)
-            start = find_first_time(times, fraction)
-            rest, held_out = times < start - parse_gap(rule.gap), times >= start
         elif rule.by in ("auto", "stratum") and keys.strata is not None:
             held_out = draw_strata(keys.strata, fraction, seeds, least=least)
         else:
             held_out = draw_rows(count, fraction, seeds, together=together)
-        rest = ~held_out if rest is None else rest
-        if rule.by in ("stratum", "group", "hash", "time"):
+        rest = ~held_out
+        if rule.by in ("stratum", "group", "hash"):
             refuse_empty(rule, rest, held_out, part=f"a fraction of {fraction:g}")
         return rest, held_out
 
 
 def find_keys(rule: Split, weights: str | None = None) -> dict[str, str]:
-    """Returns the columns that a rule names, and that of the weights, by the keys that name them."""
-    named = {"dataset.split.column": rule.column, "dataset.split.stratum": rule.stratum, "dataset.weights": weights}
-    return {key: name for key, name in named.items() if name is not None and name != TARGET}
+    """Returns the columns of a rule and of the weights, by the config keys that name them."""
+    columns = {"dataset.split.column": rule.column, "dataset.split.stratum": rule.stratum, "dataset.weights": weights}
+    return {key: name for key, name in columns.items() if name is not None and name != TARGET}
 
 
 def is_by_target(rule: Split) -> bool:
-    """Returns whether each split gets its share of the targets."""
-    is_named = rule.pattern is not None or rule.column not in (None, TARGET)
-    return rule.stratum == TARGET or (rule.by == "stratum" and not is_named)
+    """Returns whether all splits get the same share of each class of the targets."""
+    has_column = rule.pattern is not None or rule.column not in (None, TARGET)
+    return rule.stratum == TARGET or (rule.by == "stratum" and not has_column)
 
 
 def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int], str]) -> DivisionKeys:
-    """Reads what rows are divided by, without the targets.
+    """Reads the values that divide rows, without the targets.
 
     Args:
         rule: `dataset.split`.
@@ -124,12 +147,13 @@ def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int],
         name_row: names a row in messages.
 
     Raises:
-        ConfigError: if a column has missing values, or values of which the rule can make nothing.
+        ConfigError: if a column has missing values, or values that the rule cannot use.
     """
     keys = DivisionKeys()
     if rule.by in READERS and rule.column is not None:
-        name, _, encode = READERS[rule.by]
-        keys = replace(keys, **{name: encode(read_column(rule.column, read, name_row), rule)})
+        reader = READERS[rule.by]
+        column = read_column(rule.column, read, name_row)
+        keys = replace(keys, **{reader.name: reader.encode(column, rule)})
     stratum = rule.column if rule.by == "stratum" else rule.stratum
     if stratum is None or is_by_target(rule):
         return keys
@@ -139,50 +163,61 @@ def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int],
 def find_strata(targets: Array, outputs: Outputs) -> Array:
     """Returns the number of each target's class, or of its range: [n] int64, from 0.
 
-    Targets that do not count (`Outputs.ignore`) are a class, or a range, of their own.
+    Targets that do not count (`Outputs.ignore`) are the class 0.
     """
-    if outputs.ignore is not None and (is_ignored := targets == outputs.ignore).any():
-        strata = np.zeros(len(targets), np.int64)
-        if not is_ignored.all():
-            strata[~is_ignored] = 1 + find_strata(targets[~is_ignored], outputs)
-        return strata
+    if outputs.ignore is not None:
+        is_ignored = targets == outputs.ignore
+        if is_ignored.any():
+            strata = np.zeros(len(targets), np.int64)
+            if not is_ignored.all():
+                strata[~is_ignored] = 1 + find_strata(targets[~is_ignored], outputs)
+            return strata
     if outputs.kind == "regression":
         return rank_values(targets)
     return np.asarray(targets - min(0, targets.min()), np.int64)
 
 
 def encode_keys(rule: Split, keys: DivisionKeys, count: int) -> DivisionKeys:
-    """Returns keys that an own dataset gives, of any dtype, in the form of `DivisionKeys`; others are so already.
+    """Returns the keys of an own dataset, which may have any dtype, in the dtypes of `DivisionKeys`.
 
-    Raises ConfigError if they are not one for each of `count` examples, or some are missing.
+    Raises ConfigError if there is not one key for each of `count` examples, or some are missing.
     """
-    name, dtype, encode = READERS.get(rule.by, ("strata", np.int64, lambda column, _: to_strata(column)))
-    given = getattr(keys, name)
-    if given is not None and len(given) != count:
-        raise ConfigError(f"dataset: there are {len(given)} {name} for {count} examples; give one for each")
-    if given is None or given.dtype == dtype:
+    reader = READERS.get(rule.by, KeyReader("strata", np.int64, lambda column, _: to_strata(column)))
+    values = getattr(keys, reader.name)
+    if values is not None and len(values) != count:
+        raise ConfigError(f"dataset: there are {len(values)} {reader.name} for {count} examples; give one for each")
+    if values is None or values.dtype == reader.dtype:
         return keys
-    return replace(keys, **{name: encode(read_column(name, lambda _: given, lambda row: f"example {row}"), rule)})
+    column = read_column(reader.name, lambda _: values, lambda row: f"example {row}")
+    return replace(keys, **{reader.name: reader.encode(column, rule)})
 
 
 def read_path_keys(rule: Split, base: Path, paths: Sequence[str]) -> DivisionKeys:
-    """Reads what files are divided by: a part of their path below a folder, or a column of `metadata.csv` in it."""
-    places = [Path(path).relative_to(base).as_posix() for path in paths]
+    """Reads the values that divide files: a part of their paths below a folder, or a column of its `metadata.csv`."""
+    relative_paths = [Path(path).relative_to(base).as_posix() for path in paths]
 
     def read(name: str) -> Any:
         if rule.pattern is not None and name == rule.column:
-            matches = [re.search(rule.pattern, place) for place in places]
-            return np.array([None if match is None else match[match.re.groups and 1] for match in matches], object)
+            return np.array([match_path(rule.pattern, path) for path in relative_paths], object)
         table = read_metadata(base, name)
-        return np.array([table.get(place) for place in places], object)
+        return np.array([table.get(path) for path in relative_paths], object)
 
     if rule.pattern is not None:
         rule = replace(rule, column=f"of the pattern {rule.pattern}")
     return read_keys(rule, read, lambda row: paths[row])
 
 
+def match_path(pattern: str, path: str) -> str | None:
+    """Returns the first group of a pattern in a path, or the whole match if it has no groups; None without a match."""
+    match = re.search(pattern, path)
+    if match is None:
+        return None
+    group: str | None = match[1] if match.re.groups else match[0]
+    return group
+
+
 def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int], str]) -> Any:
-    """Returns a column, which must have no missing values, as pyarrow's."""
+    """Returns a column of pyarrow. Raises ConfigError if it has missing values, several types, or lists."""
     import pyarrow
     from pyarrow import compute
 
@@ -198,7 +233,8 @@ def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int],
     if pyarrow.types.is_nested(column.type):
         raise ConfigError(f"dataset.split: the column {name} has {column.type}; rows are divided by single values")
     is_missing = compute.is_null(column, nan_is_null=True)
-    if missing := compute.sum(is_missing).as_py():
+    missing = compute.sum(is_missing).as_py()
+    if missing:
         first = name_row(compute.index(is_missing, True).as_py())
         raise ConfigError(
             f"dataset.split: the column {name} has {missing:,} missing values, the first in {first}; fill them, or "
@@ -208,7 +244,7 @@ def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int],
 
 
 def cast_numbers(column: Any) -> Any:
-    """Returns texts that are all numbers as float64; other columns as they are."""
+    """Converts texts to float64 if all of them are numbers. Other columns stay as they are."""
     import pyarrow
     from pyarrow import types
 
@@ -221,24 +257,25 @@ def cast_numbers(column: Any) -> Any:
 
 
 def to_strata(column: Any) -> Array:
-    """Returns the number of each class, or of the range of many different numbers: [n] int64, from 0."""
+    """Returns the number of each value's class, or of its range if there are many different numbers: [n] int64."""
     from pyarrow import types
 
-    encoded, numbers = column.dictionary_encode(), cast_numbers(column)
+    encoded = column.dictionary_encode()
+    numbers = cast_numbers(column)
     is_number = types.is_integer(numbers.type) or types.is_floating(numbers.type)
-    if types.is_floating(column.type) or (is_number and len(encoded.dictionary) > MOST_CLASSES):
+    if types.is_floating(column.type) or (is_number and len(encoded.dictionary) > MAX_CLASSES):
         return rank_values(numbers.to_numpy(zero_copy_only=False))
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
 def rank_values(values: Array) -> Array:
-    """Returns the number of each value's range, of `RANGES` with about equally many values: [n] int64."""
+    """Divides values into `RANGES` ranges with about equally many values. Returns the range of each: [n] int64."""
     inner = np.quantile(values, np.linspace(0, 1, RANGES + 1)[1:-1])
     return np.asarray(np.searchsorted(np.unique(inner), values, side="right"))
 
 
 def encode_words(column: Any, encode: Callable[[Array], Any]) -> Array:
-    """Returns what a function makes of the text of each value, [n]; it takes the different texts."""
+    """Encodes the text of each value: [n]. `encode` is called once, with the different texts."""
     import pyarrow
 
     encoded = column.dictionary_encode()
@@ -250,28 +287,30 @@ def encode_words(column: Any, encode: Callable[[Array], Any]) -> Array:
 
 
 def read_groups(column: Any, rule: Split) -> Array:
-    """Hashes the text of each value: the same one in every file and version, whatever the order of the rows."""
+    """Hashes the text of each value. The hash does not depend on the file, the version or the order of the rows."""
     from pandas.util import hash_array
 
     return encode_words(column, lambda words: hash_array(words, categorize=False))
 
 
 def read_split_names(column: Any, rule: Split) -> Array:
-    """Returns the split that each value names, as its index in `NAMED`."""
+    """Returns the split that each value names, as its place in `NAMED_SPLITS`."""
 
     def encode(words: Array) -> Array:
-        if unknown := [word for word in words if word.strip().lower() not in SPLITS]:
+        names = [word.strip().lower() for word in words]
+        unknown = [repr(word) for word, name in zip(words, names, strict=True) if name not in SPLITS]
+        if unknown:
             raise ConfigError(
-                f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its "
-                f"values are {', '.join(NAMED)}"
+                f"dataset.split: the column that names the splits has {join_first(unknown, 3)}; its values are "
+                f"{', '.join(NAMED_SPLITS)}"
             )
-        return np.array([NAMED.index(SPLITS[word.strip().lower()]) for word in words])
+        return np.array([NAMED_SPLITS.index(SPLITS[name]) for name in names])
 
     return encode_words(column, encode)
 
 
 def read_times(column: Any, rule: Split) -> Array:
-    """Returns numbers as they are, dates in seconds since 1970: [n] float64."""
+    """Converts dates to seconds since 1970, [n] float64. Numbers stay as they are."""
     from pyarrow import types
 
     column = cast_numbers(column)
@@ -292,29 +331,42 @@ def read_times(column: Any, rule: Split) -> Array:
 
 
 def parse_times(column: Any) -> Any:
-    """Parses dates as texts, as in ISO 8601."""
+    """Parses texts in the form of ISO 8601."""
     import pyarrow
 
     texts = [text.replace(" ", "T", 1).removesuffix("Z") for text in column.to_pylist()]
-    odd = next((text for text in texts if not re.match(r"\d{4}-\d{2}(-\d{2})?(T|$)", text)), None)
+    for text in texts:
+        if not re.match(r"\d{4}-\d{2}(-\d{2})?(T|$)", text):
+            raise ConfigError(explain_unreadable_time(text))
     try:
-        if odd is None:
-            with warnings.catch_warnings(action="ignore"):  # of time zones, which NumPy converts to UTC
-                return pyarrow.array(np.array(texts, "M8[us]"))
+        with warnings.catch_warnings(action="ignore"):  # of time zones, which NumPy converts to UTC
+            return pyarrow.array(np.array(texts, "M8[us]"))
     except ValueError as error:  # such as a month 13
-        odd = read_reason(error)
-    raise ConfigError(
-        f"dataset.split: {{by: time}} cannot read the time {odd!r}; write dates as 2024-01-31 or 2024-01-31T23:59:59, "
+        reason = read_reason(error)
+    raise ConfigError(explain_unreadable_time(reason))
+
+
+def explain_unreadable_time(text: str) -> str:
+    return (
+        f"dataset.split: {{by: time}} cannot read the time {text!r}; write dates as 2024-01-31 or 2024-01-31T23:59:59, "
         "or numbers"
     )
 
 
-#: By `by`, the attribute of `DivisionKeys` that a rule uses, its dtype, and what reads it from a column.
-READERS: Mapping[str, tuple[str, Any, Callable[[Any, Split], Array]]] = {
-    "group": ("groups", np.uint64, read_groups),
-    "hash": ("groups", np.uint64, read_groups),
-    "time": ("times", np.float64, read_times),
-    "column": ("groups", np.int64, read_split_names),
+class KeyReader(NamedTuple):
+    """Reads the keys of a rule from a column."""
+
+    name: str  # the attribute of `DivisionKeys`
+    dtype: Any
+    encode: Callable[[Any, Split], Array]
+
+
+#: The readers of rules, by `Split.by`.
+READERS: Mapping[str, KeyReader] = {
+    "group": KeyReader("groups", np.uint64, read_groups),
+    "hash": KeyReader("groups", np.uint64, read_groups),
+    "time": KeyReader("times", np.float64, read_times),
+    "column": KeyReader("groups", np.int64, read_split_names),
 }
 
 
@@ -331,7 +383,7 @@ def parse_gap(gap: str | float | None) -> float:
 
 
 def check_pattern(pattern: str | None) -> None:
-    """Raises ConfigError if it is no regular expression."""
+    """Raises ConfigError if a pattern is no regular expression."""
     try:
         re.compile(pattern or "")
     except re.error as error:
@@ -339,17 +391,19 @@ def check_pattern(pattern: str | None) -> None:
 
 
 def refuse_empty(rule: Split, rest: Array, held_out: Array, part: str) -> None:
-    """Raises ConfigError if there is nothing to train on, or nothing to hold out; `part` is what is held out."""
-    if not (rest.any() and held_out.any()):
-        raise ConfigError(
-            f"dataset.split: {{by: {rule.by}}} with {part} leaves "
-            f"{'nothing to train on' if held_out.any() else 'nothing to hold out'} of {len(rest):,} rows; use another "
-            f"one{', a smaller gap' if parse_gap(rule.gap) else ''}, or another column"
-        )
+    """Raises ConfigError if no rows are left to train on, or none are held out. `part` describes the latter."""
+    if rest.any() and held_out.any():
+        return
+    purpose = "to train on" if held_out.any() else "to hold out"
+    gap = ", a smaller gap" if parse_gap(rule.gap) else ""
+    raise ConfigError(
+        f"dataset.split: {{by: {rule.by}}} with {part} leaves nothing {purpose} of {len(rest):,} rows; use another "
+        f"one{gap}, or another column"
+    )
 
 
 def require_keys(rule: Split, keys: Array | None) -> Array:
-    """Returns the keys of rows. Raises ConfigError if there are none, or only one."""
+    """Returns the keys of rows. Raises ConfigError if there are no keys, or all are equal."""
     name = f"the column {rule.column}" if rule.column else "what the rows are divided by"
     if keys is None:
         raise ConfigError(
@@ -365,14 +419,14 @@ def require_keys(rule: Split, keys: Array | None) -> Array:
 
 
 def find_first_time(times: Array, fraction: float) -> float:
-    """Returns the time from which on rows are the latest ones; rows of one time stay together."""
+    """Returns the time at which the latest fraction of the rows begins. Rows of one time stay together."""
     place = min(len(times) - round(len(times) * fraction), len(times) - 1)
     start = float(np.partition(times, place)[place])
     return start if start > times.min() else float(times[times > start].min())
 
 
 def spread_hashes(hashes: Array, seeds: Sequence[int]) -> Array:
-    """Returns a number from 0 to less than 1 for each value, another one for other seeds: [n] float64."""
+    """Mixes hashes with seeds. Returns a number from 0 to less than 1 for each: [n] float64."""
     mixed = hashes.astype(np.uint64) ^ np.random.SeedSequence(list(seeds)).generate_state(1, np.uint64)[0]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -380,15 +434,22 @@ def spread_hashes(hashes: Array, seeds: Sequence[int]) -> Array:
 
 
 def draw_strata(strata: Array, fraction: float, seeds: Sequence[int], least: int = 0) -> Array:
-    """Draws a fraction of each class, [n] bool; of one with a single row, none."""
+    """Draws a fraction of each class, [n] bool. At least one row of a class is not drawn.
+
+    Args:
+        strata: the number of each row's class.
+        fraction: of the rows.
+        seeds: of the draw.
+        least: minimum number of rows that are drawn of each class.
+    """
     sizes = np.bincount(strata)
     quotas = np.floor(fraction * sizes).astype(np.int64)
     left = round(fraction * len(strata)) - quotas.sum()
     random = np.random.default_rng(list(seeds))
     rests = fraction * sizes - quotas + 1e-9 * random.random(len(sizes))
     quotas[np.argsort(-rests)[: max(left, 0)]] += 1
-    most = np.maximum(sizes - 1, 0)
-    quotas = np.clip(quotas, np.minimum(least, most), most)
+    limits = np.maximum(sizes - 1, 0)
+    quotas = np.clip(quotas, np.minimum(least, limits), limits)
     order, classes, places = order_by_class(strata, random)
     drawn = np.zeros(len(strata), bool)
     drawn[order] = places < quotas[classes]
@@ -396,25 +457,33 @@ def draw_strata(strata: Array, fraction: float, seeds: Sequence[int], least: int
 
 
 def order_by_class(strata: Array, random: np.random.Generator) -> tuple[Array, Array, Array]:
-    """Returns rows in random order by their classes, the class of each, and its place among those of its class."""
+    """Orders rows by class, and randomly within a class.
+
+    Returns:
+        The rows in this order, the class of each, and its place among the rows of its class.
+    """
     sizes = np.bincount(strata)
     order = random.permutation(len(strata))
     classes = strata[order].astype(np.min_scalar_type(max(len(sizes) - 1, 0)))  # small numbers are sorted much faster
     by_class = np.argsort(classes, kind="stable")
-    order, classes = order[by_class], classes[by_class].astype(np.int64)
-    return order, classes, np.arange(len(order)) - (np.cumsum(sizes) - sizes)[classes]
+    order = order[by_class]
+    classes = classes[by_class].astype(np.int64)
+    first_places = np.cumsum(sizes) - sizes
+    return order, classes, np.arange(len(order)) - first_places[classes]
 
 
 def count_by_group(groups: Array, strata: Array | None) -> tuple[Array, Array]:
-    """Returns the rows of each class in each group, [groups, classes], and the number of each row's group, from 0.
+    """Counts the rows of each class in each group.
 
-    Groups are in the order of their values, whatever the order of the rows.
+    Returns:
+        The counts, [groups, classes], and the number of each row's group, [n]. Groups are in the order of their values,
+        so they do not depend on the order of the rows.
     """
     from pandas import factorize
 
     numbers, values = factorize(groups, sort=True)
     kinds = 1 if strata is None else int(strata.max()) + 1
-    if kinds * len(values) > MOST_CELLS:
+    if kinds * len(values) > MAX_CELLS:
         raise ConfigError(
             f"dataset.split.stratum: {kinds:,} values for {len(values):,} groups are too many; use a column with fewer "
             "values"
@@ -424,34 +493,43 @@ def count_by_group(groups: Array, strata: Array | None) -> tuple[Array, Array]:
 
 
 def draw_groups(groups: Array, strata: Array | None, fraction: float, seeds: Sequence[int]) -> Array:
-    """Draws whole groups that have about a fraction of the rows: [n] bool; of many draws, the best of each class."""
-    counts, numbers = count_by_group(groups, strata)
-    sizes, random = counts.sum(axis=1), np.random.default_rng(list(seeds))
-    wanted, rows, nearest = fraction * counts.sum(axis=0), fraction * len(groups), math.inf
+    """Draws whole groups that have about a fraction of the rows: [n] bool.
+
+    It draws many times, and takes the draw with the most even fractions of the classes.
+    """
+    counts, group_of_row = count_by_group(groups, strata)
+    sizes = counts.sum(axis=1)
+    wanted_by_class = fraction * counts.sum(axis=0)
+    wanted = fraction * len(groups)
+    random = np.random.default_rng(list(seeds))
+    nearest = math.inf
     chosen = np.zeros(len(sizes), bool)
-    for _ in range(max(1, min(MOST_DRAWS, MOST_DRAWN // counts.size))):
+    draws = min(MAX_DRAWS, MAX_DRAWN // counts.size)
+    for _ in range(max(1, draws)):
         order = random.permutation(len(sizes))
-        order = order[np.argsort(sizes[order] > rows, kind="stable")]  # those that are too large come last
-        order = order[: 1 + np.argmin(np.abs(np.cumsum(sizes[order])[:-1] - rows))]
-        away = counts[order].sum(axis=0) - wanted
-        distance = (np.square(away) / np.maximum(wanted, 1)).sum() + away.sum() ** 2 / rows
+        order = order[np.argsort(sizes[order] > wanted, kind="stable")]  # groups that are too large come last
+        rows_with_next = np.cumsum(sizes[order])[:-1]  # at least one group is left
+        drawn = order[: 1 + np.argmin(np.abs(rows_with_next - wanted))]
+        excess = counts[drawn].sum(axis=0) - wanted_by_class
+        distance = (np.square(excess) / np.maximum(wanted_by_class, 1)).sum() + excess.sum() ** 2 / wanted
         if distance < nearest:
-            nearest, chosen = distance, np.isin(np.arange(len(sizes)), order)
-    return np.asarray(chosen[numbers])
+            nearest = distance
+            chosen = np.isin(np.arange(len(sizes)), drawn)
+    return np.asarray(chosen[group_of_row])
 
 
-#: Draws folds. It is no setting: the same rows are in the same folds in every run, whatever the seed of the run.
+#: The seeds of folds. They are constant, so that the same rows are in the same folds in every run.
 FOLD_SEEDS = (0, 2)
 
 
 def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int) -> Array:
-    """Returns the number of the fold that each row is in, [count] int32, from 0.
+    """Returns the number of each row's fold, [count] int32, from 0.
 
-    The same rows always get the same folds: the jobs of a sweep are compared on the same rows, and a run that begins
-    with the weights of another one (`model.init_from`) has members that have not seen their folds there either.
+    Folds have nearly the same size, whole groups, and the same share of each class of `keys.strata`. Folds by time are
+    ordered. Rows before the first one have the number -1.
 
-    Folds have nearly equally many rows, whole groups, and the same share of each class of `keys.strata`. By time they
-    are ordered; -1: the rows before the first one.
+    The same rows always get the same folds. So the jobs of a sweep are compared on the same rows. And if a run begins
+    with the weights of another one (`model.init_from`), its members have not seen their folds there either.
 
     Raises:
         ConfigError: if there are too few different values.
@@ -473,16 +551,27 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int) -> Arr
         drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
         numbers = np.empty(count, np.int32)
         numbers[order] = np.ravel(drawn)[:count]
-    if (found := np.count_nonzero(np.bincount(numbers + 1)[1:])) < folds:
+    filled = np.count_nonzero(np.bincount(numbers + 1)[1:])
+    if filled < folds:
         raise ConfigError(
-            f"dataset.split: {{by: {rule.by}}} has rows for {found} of {folds} folds; use fewer ones, or another column"
+            f"dataset.split: {{by: {rule.by}}} has rows for {filled} of {folds} folds; use fewer ones, or another "
+            "column"
         )
     return numbers
 
 
 def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: tuple[int, int]) -> tuple[Array, Array]:
-    """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
-    left, without the gap. `fold` is its number, from 0, and that of the folds.
+    """Holds out a fold.
+
+    Args:
+        rule: `dataset.split`.
+        keys: the values that divide the rows.
+        count: the number of rows.
+        fold: the number of the fold, from 0, and the number of folds.
+
+    Returns:
+        The rows that are left to train on, and the rows of the fold, [count] bool. If the rule divides by time, only
+        earlier rows are left, without the gap.
     """
     number, folds = fold
     held_out = assign_folds(rule, keys, count, folds) == number
@@ -494,34 +583,40 @@ def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: tuple[int, 
 
 
 def deal_groups(groups: Array, strata: Array | None, folds: int, random: np.random.Generator) -> Array:
-    """Deals groups to folds, the largest first, each to the fold that has the fewest rows of groups like it.
+    """Deals groups to folds, beginning with the largest.
 
-    Groups are alike if they have most of the same class, compared with all rows.
+    A group is dealt to the fold with the smallest number of rows in groups like it. Groups are alike if the same class
+    is over-represented in them.
+
+    Returns:
+        The fold of each row, [n] int32.
     """
-    counts, numbers = count_by_group(groups, strata)
+    counts, group_of_row = count_by_group(groups, strata)
     order = random.permutation(len(counts))
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     kinds = (counts[order] / np.maximum(1, counts.sum(axis=0))).argmax(axis=1)
-    loads, dealt = [0] * folds, np.zeros(len(counts), np.int32)
+    rows_of_fold = [0] * folds
+    fold_of_group = np.zeros(len(counts), np.int32)
     for kind in np.unique(kinds):
-        alike, found = order[kinds == kind], []
-        heap = [(0, load, fold) for fold, load in enumerate(loads)]
+        alike = order[kinds == kind]
+        heap = [(0, rows, fold) for fold, rows in enumerate(rows_of_fold)]  # rows of this kind, rows in all, fold
         heapq.heapify(heap)
+        dealt: list[int] = []
         for size in counts[alike].sum(axis=1).tolist():
-            like, load, fold = heap[0]
-            heapq.heapreplace(heap, (like + size, load + size, fold))
-            found.append(fold)
-        dealt[alike] = found
-        for _, load, fold in heap:
-            loads[fold] = load
-    return np.asarray(dealt[numbers])
+            rows_of_kind, rows, fold = heap[0]
+            heapq.heapreplace(heap, (rows_of_kind + size, rows + size, fold))
+            dealt.append(fold)
+        fold_of_group[alike] = dealt
+        for _, rows, fold in heap:
+            rows_of_fold[fold] = rows
+    return np.asarray(fold_of_group[group_of_row])
 
 
 #: The fraction that `auto` holds out, if there are no folds.
 HELD_OUT = 0.1
 
-#: `auto` uses folds up to this many training examples. Of more, a tenth is enough to choose an epoch by.
-MOST_EXAMPLES = 10_000
+#: `auto` uses folds for at most this many training examples. A tenth of more examples is enough to choose an epoch.
+MAX_FOLDED_EXAMPLES = 10_000
 
 
 def choose_validation(
@@ -532,33 +627,41 @@ def choose_validation(
     Args:
         options: the config group `dataset`.
         inputs: of the dataset.
-        examples: of the training split.
-        folds: into how many the model can divide them; 0: it has no members that could leave out one.
+        examples: the number of examples in the training split.
+        folds: the number of folds that the model can use. 0: it has no members that can leave one out.
 
     Raises:
         ConfigError: for `out_of_fold`, if that is not possible.
     """
     if options.validation not in (AUTO, OUT_OF_FOLD):
         return options.validation, 0
-    obstacles = {
-        "the model has no members without common weights; use model=tabular with model.shared=by_size": not folds,
-        "the dataset has a single input": not isinstance(inputs, Mapping),
-        "dataset.augment mixes examples of several folds": options.augment is not None,
-        f"dataset.cache={options.cache} keeps no examples in memory": options.cache in ("none", "file"),
-        "dataset.shards reads while training": options.shards > 1,
-        "dataset.split by time has no folds of which each is later than what a member trains on": (
-            options.split.by == "time"
-        ),
-    }
-    obstacle = next((why for why, applies in obstacles.items() if applies), None)
-    if options.validation == OUT_OF_FOLD and obstacle is not None:
+    obstacle = find_fold_obstacle(options, inputs, folds)
+    is_requested = options.validation == OUT_OF_FOLD
+    if is_requested and obstacle is not None:
         raise ConfigError(f"dataset.validation={OUT_OF_FOLD}: {obstacle}; or use dataset.validation={HELD_OUT}")
-    if obstacle is None and 2 * folds <= examples and (options.validation == OUT_OF_FOLD or examples <= MOST_EXAMPLES):
+    if obstacle is None and examples >= 2 * folds and (is_requested or examples <= MAX_FOLDED_EXAMPLES):
         return None, folds
     return HELD_OUT, 0
 
 
+def find_fold_obstacle(options: Dataset, inputs: InputStructure, folds: int) -> str | None:
+    """Returns the reason why training cannot use folds; None if it can. The arguments are as in `choose_validation`."""
+    if not folds:
+        return "the model has no members without common weights; use model=tabular with model.shared=by_size"
+    if not isinstance(inputs, Mapping):
+        return "the dataset has a single input"
+    if options.augment is not None:
+        return "dataset.augment mixes examples of several folds"
+    if options.cache in ("none", "file"):
+        return f"dataset.cache={options.cache} keeps no examples in memory"
+    if options.shards > 1:
+        return "dataset.shards reads while training"
+    if options.split.by == "time":
+        return "dataset.split by time has no folds of which each is later than what a member trains on"
+    return None
+
+
 def add_folds(examples: Rows, numbers: Array) -> Rows:
-    """Returns examples with the number of a fold as a further input, from `numbers` [n] int32."""
+    """Adds an input to examples: the number of each example's fold, [n] int32."""
     arrays: Any = examples  # training in folds keeps them in memory
     return replace(arrays, inputs={**arrays.inputs, FOLD: numbers})  # type: ignore[no-any-return]

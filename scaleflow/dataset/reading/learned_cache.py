@@ -1,4 +1,4 @@
-"""What runs learn of data files, such as numbers of rows, types and means: learned once, kept for later runs."""
+"""A cache of facts about data files, such as numbers of rows, types and means. Later runs need not learn them again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from scaleflow.files.object_store import is_store_address
 #: The ending of the files of the cache.
 SUFFIX = ".learned.jsonl"
 
-#: Distributions whose versions may change what is learned, besides the code of this package.
+#: Distributions whose versions may change the facts. The code of this package may change them as well.
 DISTRIBUTIONS = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
 
 
 class LearnedCache:
-    """What was learned of the files of a dataset, in `dataset.cache_dir`.
+    """Facts that runs learned about the files of a dataset, in `dataset.cache_dir`.
 
-    A file has two lines of JSON: what it is, with the digest of the second line; and the value. Its name is a
-    fingerprint of what the value depends on. No problem with the cache is an error: the value is learned then.
+    A file has two lines of JSON: a description with the digest of the second line, and the value. Its name is a
+    fingerprint of everything that the value depends on. A problem with the cache is no error: the value is then learned
+    again.
 
     Args:
         cache_dir: `dataset.cache_dir`; null means `scaleflow/learned` in the user's cache folder.
@@ -39,79 +40,93 @@ class LearnedCache:
         self._cache = Cache(cache_dir, "learned")
         self._data_dir = data_dir
         self._store_files: dict[str, tuple[int, int | None]] | None = None
-        self._days: dict[str, str] = {}  # what was in the cache -> the day on which it was learned
-        self._learned: set[str] = set()  # what was learned here
+        self._days: dict[str, str] = {}  # for each kind of fact from the cache, the day on which it was learned
+        self._learned: set[str] = set()  # the kinds of facts that this process has learned
 
     def recall(self, what: str, files: Sequence[str], options: Any, learn: Callable[[], Any]) -> Any:
-        """Returns what `learn` returns, from the cache if an earlier call has learned it.
+        """Returns the result of `learn`, from the cache if an earlier call has learned it.
 
-        If several processes ask for the same, one of them learns.
+        If several processes ask for the same result, one of them learns it.
 
         Args:
-            what: a word for it, in notes.
-            files: what it is learned from: paths or addresses, which may be in messages that are part of the value.
-            options: all else that the value depends on; equal options have an equal `repr`.
-            learn: returns plain values that JSON can hold; they are returned after a round trip through JSON.
+            what: a word for the kind of fact, in notes.
+            files: paths or addresses of the files that `learn` reads. Messages in the value may name them.
+            options: everything else that the value depends on. Equal options have an equal `repr`.
+            learn: returns plain values that JSON can hold. They are returned after a round trip through JSON.
         """
         identity = self._identify(files)
         if identity is None:
             return json.loads(json.dumps(learn()))
-        learned: list[str] = []
+        text: str | None = None  # the value as JSON, if it is learned here
         entry: Entry | None = None
 
         def write() -> Iterator[bytes]:
-            learned.append(json.dumps(learn()))
-            yield encode_entry(learned[0], what=what, of=str(self._data_dir))
+            nonlocal text
+            text = json.dumps(learn())
+            yield encode_entry(text, what=what, of=str(self._data_dir))
 
         def is_good(path: Path) -> bool:
             nonlocal entry
             entry = self._cache.load(path)
             return entry is not None
 
+        path = self._cache.place(repr((what, CODE, identity, options)), SUFFIX)
         try:
-            self._cache.make(self._cache.place(repr((what, CODE, identity, options)), SUFFIX), write, is_good)
+            self._cache.make(path, write, is_good)
         except OSError as error:
-            learned = learned or [json.dumps(learn())]
+            if text is None:
+                text = json.dumps(learn())
             self._cache.problems.append(
                 f"what is learned of {self._data_dir} is not kept for later runs, because {self._cache.folder} cannot "
                 f"be written: {error.strerror or error}"
             )
         if entry is None:
+            assert text is not None
             self._learned.add(what)
-            return json.loads(learned[0])
+            return json.loads(text)
         self._days[what] = min(entry.day, self._days.get(what, entry.day))
         return entry.value
 
     @property
     def notes(self) -> list[str]:
-        """Lines for the user: what came from the cache, and what is wrong with it."""
+        """Lines for the user about problems with the cache, and about the facts that came from it."""
         lines = [f"{problem} (dataset.cache_dir)" for problem in dict.fromkeys(self._cache.problems)]
         days = {what: day for what, day in self._days.items() if what not in self._learned}
-        if days:
-            *others, last = days
-            what = f"{', '.join(others)} and {last}" if others else last
-            lines.append(f"{what} of {self._data_dir} from the cache (learned {min(days.values())})")
+        if not days:
+            return lines
+        *others, last = days
+        kinds = f"{', '.join(others)} and {last}" if others else last
+        lines.append(f"{kinds} of {self._data_dir} from the cache (learned {min(days.values())})")
         return lines
 
     def _identify(self, files: Sequence[str]) -> list[Any] | None:
-        """Returns what changes with the files; None if that is unknown."""
-        if not is_store_address(self._data_dir):
-            try:
-                # Tools can set the time of the last change (`cp -p`, archives), but not that of the file's status.
-                return [(path, *identify_file(path), Path(path).stat().st_ctime_ns) for path in files]
-            except OSError:  # reading the file will say it better
-                return None
+        """Returns values that change with the contents of the files; None if there are no such values."""
+        if is_store_address(self._data_dir):
+            return self._identify_in_store(files)
+        try:
+            # Tools can set the time of the last change (`cp -p`, archives), but not the time of the file's status.
+            return [(path, *identify_file(path), Path(path).stat().st_ctime_ns) for path in files]
+        except OSError:  # the reader of the file raises a better error
+            return None
+
+    def _identify_in_store(self, files: Sequence[str]) -> list[Any] | None:
+        """Does the same for addresses in an object store. The store is asked once."""
         if self._store_files is None:
             try:
                 self._store_files = identify_in_store(self._data_dir)
-            except ConfigError:  # only the cache needs this; reading the files will say it better
+            except ConfigError:  # the reader of the files raises a better error
                 self._store_files = {}
-        found = [(path, *self._store_files.get(path, (0, None))) for path in files]
-        return found if all(changed is not None for *_, changed in found) else None
+        identities: list[Any] = []
+        for path in files:
+            size, changed = self._store_files.get(path, (0, None))
+            if changed is None:
+                return None
+            identities.append((path, size, changed))
+        return identities
 
 
 def fingerprint_code() -> str:
-    """Returns a digest of the code that learns: of `scaleflow.dataset`, and the versions of what it uses."""
+    """Returns a digest of the code of `scaleflow.dataset`, and of the versions of the libraries that it uses."""
     digest = hashlib.blake2b(repr([find_version(name) for name in DISTRIBUTIONS]).encode(), digest_size=16)
     for path in sorted(Path(__file__).parents[1].rglob("[!.]*.py")):
         digest.update(path.read_bytes())
@@ -126,5 +141,5 @@ def find_version(name: str) -> str | None:
         return None
 
 
-#: Computed at the import: a process that runs for long keeps its code when files and packages are changed.
+#: It is computed at the import, because a long process keeps its code when files and packages change.
 CODE = fingerprint_code()

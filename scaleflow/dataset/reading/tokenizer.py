@@ -1,4 +1,4 @@
-"""Tokenizers of a text corpus: bytes, words, and those of the libraries tokenizers and keras_hub."""
+"""Tokenizers of a text corpus: bytes, words, and tokenizers of the libraries tokenizers and keras_hub."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from scaleflow.dataset.reading.text import LOWER, add_words, lower_text
+from scaleflow.dataset.reading.text import add_words, choose_standardization, lower_text
 from scaleflow.errors import ConfigError, read_reason
+from scaleflow.interfaces import Standardize
 
 #: Number of different bytes.
 BYTES = 256
 
-#: Token ids that `words` reserves: padding, and an unknown word.
+#: The number of token ids that `words` reserves: for padding, and for an unknown word.
 SPECIAL = 2
 
-#: What `dataset.tokenizer` may be.
+#: The values of `dataset.tokenizer`.
 EXPECTED = "expected bytes, words, a .json file of the library tokenizers, or a preset of KerasHub"
 
-#: Settings of a preset of KerasHub that are for a single text, and their values for a corpus, which comes in blocks:
-#: nothing is cut off or filled up, and no token is added at the ends of a block.
+#: Settings of KerasHub presets that suit single texts, with the values for the blocks of a corpus. Blocks are not cut
+#: off or padded, and get no tokens at their ends.
 CORPUS_SETTINGS = {"sequence_length": None, "add_bos": False, "add_eos": False, "add_prefix_space": False}
 
 Ids = np.ndarray[Any, Any]
@@ -37,9 +38,9 @@ class Tokenizer(Protocol):
     """Turns text into token ids.
 
     Attributes:
-        name: a part of the fingerprint of what it makes: equal names make equal ids.
-        needs_text: whether it takes UTF-8 only.
-        learns: whether `learn` has to be called before anything else.
+        name: a part of the fingerprint of cached ids. Tokenizers with equal names make equal ids.
+        needs_text: whether it needs valid UTF-8.
+        learns: whether `learn` or `restore` has to be called first.
     """
 
     name: str
@@ -48,32 +49,33 @@ class Tokenizer(Protocol):
 
     @property
     def unknown(self) -> int | None:
-        """The token id of what is not in the vocabulary; None if there is none."""
+        """The token id of unknown text; None if there is none."""
 
     @property
     def unused(self) -> Sequence[int]:
-        """The ids that stand for no text, which no generated text has."""
+        """The ids that stand for no text. They are never generated."""
 
     def learn(self, blocks: Iterable[bytes]) -> str:
-        """Learns from the training split; returns what `restore` takes, as JSON."""
+        """Learns from the training split. Returns the learned state as JSON, for `restore`."""
 
     def extend(self, learned: str, new: str) -> str:
-        """Returns what was learned, extended by new entries of what `learn` returned for other text."""
+        """Returns a learned state with the additional entries of a newer one."""
 
-    def restore(self, learned: str) -> None: ...
+    def restore(self, learned: str) -> None:
+        """Sets the learned state."""
 
     @property
     def vocabulary(self) -> int:
-        """All ids are below this."""
+        """The number of token ids. All ids are below it."""
 
     def encode(self, block: bytes) -> Ids:
         """Returns the token ids of a block of text, [n]."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of token ids; what is no whole character becomes U+FFFD."""
+        """Returns the text of token ids. An incomplete character becomes U+FFFD."""
 
     def describe(self) -> Any:
-        """Returns what `restore_tokenizer` makes the tokenizer of, besides its name; None if that is enough."""
+        """Returns the values that `restore_tokenizer` needs in addition to the name; None if it needs no others."""
 
 
 class FixedTokenizer:
@@ -102,7 +104,9 @@ class FixedTokenizer:
 class Bytes(FixedTokenizer):
     """Each byte is a token."""
 
-    name, needs_text, vocabulary = "bytes", False, BYTES
+    name = "bytes"
+    needs_text = False
+    vocabulary = BYTES
 
     def encode(self, block: bytes) -> Ids:
         return np.frombuffer(block, np.uint8)
@@ -114,19 +118,23 @@ class Bytes(FixedTokenizer):
 class Words:
     """The most frequent words of the training split, split at white space by Keras's `TextVectorization`.
 
-    1 is an unknown word; other words are numbered by descending frequency from 2 on.
+    1 is an unknown word. The other words are numbered by descending frequency from 2 on.
+
+    Args:
+        most: maximum number of token ids.
+        standardize: as for `Text`.
     """
 
-    needs_text, learns = True, True
-    unknown, unused = 1, range(SPECIAL)
+    needs_text = True
+    learns = True
+    unknown = 1
+    unused = range(SPECIAL)
 
-    def __init__(self, most: int, standardize: str) -> None:
+    def __init__(self, most: int, standardize: Standardize) -> None:
         self.name = f"words {most} {standardize}"
         self._is_unicode = standardize == "unicode"
-        self._most, self._standardize = (
-            most,
-            None if standardize == "none" else LOWER if self._is_unicode else standardize,
-        )
+        self._most = most
+        self._standardize = choose_standardization(standardize)
         self._words: list[str] = []
         self._encode: Any = None
 
@@ -136,7 +144,7 @@ class Words:
         layer = self._layer(max_tokens=self._most)
         with tf.device("CPU:0"):
             for block in blocks:
-                layer.update_state(tf.constant([lower_text(block) if self._is_unicode else block]))
+                layer.update_state(tf.constant([self._lower(block)]))
         layer.finalize_state()
         return json.dumps([str(word) for word in layer.get_vocabulary(include_special_tokens=False)])
 
@@ -155,7 +163,7 @@ class Words:
         import tensorflow as tf
 
         with tf.device("CPU:0"):
-            ids: Ids = np.asarray(self._encode(tf.constant([lower_text(block) if self._is_unicode else block])))[0]
+            ids: Ids = np.asarray(self._encode(tf.constant([self._lower(block)])))[0]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -164,6 +172,10 @@ class Words:
     def describe(self) -> Any:
         return self._words
 
+    def _lower(self, block: bytes) -> str | bytes:
+        """Returns a block in lower case if Keras, which lowers ASCII letters only, cannot do it."""
+        return lower_text(block) if self._is_unicode else block
+
     def _layer(self, **options: Any) -> Any:
         import keras
 
@@ -171,7 +183,12 @@ class Words:
 
 
 class TokenizerFile(FixedTokenizer):
-    """A file of the library tokenizers, such as `tokenizer.json` of a model on Hugging Face."""
+    """A file of the library tokenizers, such as `tokenizer.json` of a model on Hugging Face.
+
+    Args:
+        path: of the file.
+        content: of the file, if it was read before.
+    """
 
     needs_text = True
 
@@ -217,7 +234,8 @@ class HubTokenizer(FixedTokenizer):
 
     Args:
         preset: a name, a URL or a folder.
-        files: the contents of its files as base64, by their paths, in place of the preset; for a tokenizer of `name`.
+        files: the contents of the preset's files as base64, by path, if a run has recorded them.
+        name: the name of the tokenizer in that run.
     """
 
     needs_text = True
@@ -235,9 +253,10 @@ class HubTokenizer(FixedTokenizer):
                 self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
             else:
                 self._tokenizer = load_hub_tokenizer(files)
-            if changes := find_corpus_changes(self._tokenizer):
+            changes = find_corpus_changes(self._tokenizer)
+            if changes:
                 self._tokenizer = load_hub_tokenizer(self.describe(), changes)
-        except Exception as error:  # of a download, of a file, or of what is in it
+        except Exception as error:  # of a download, or of the contents of a file
             reason = read_reason(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
         settings = json.dumps(self._tokenizer.get_config(), sort_keys=True, default=str)
@@ -261,12 +280,15 @@ class HubTokenizer(FixedTokenizer):
     def describe(self) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             self._tokenizer.save_to_preset(folder)
-            files = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
-            return {str(path.relative_to(folder)): base64.b64encode(path.read_bytes()).decode() for path in files}
+            files: dict[str, str] = {}
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    files[str(path.relative_to(folder))] = base64.b64encode(path.read_bytes()).decode()
+            return files
 
 
-def make_tokenizer(name: Any, words: int, standardize: str) -> Tokenizer:
-    """Makes the tokenizer that `dataset.tokenizer` names; `words` and `standardize` are for words."""
+def make_tokenizer(name: Any, words: int, standardize: Standardize) -> Tokenizer:
+    """Makes the tokenizer that `dataset.tokenizer` names. `words` and `standardize` are options of `Words`."""
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"dataset.tokenizer={name}: {EXPECTED}")
     if name == "bytes":
@@ -277,16 +299,20 @@ def make_tokenizer(name: Any, words: int, standardize: str) -> Tokenizer:
 
 
 def restore_tokenizer(name: str, described: Any) -> Tokenizer:
-    """Makes the tokenizer that a run used, from what it recorded: its `name`, and what `describe` returned.
+    """Makes the tokenizer that a run used, from its recorded name and description.
+
+    Args:
+        name: `Tokenizer.name`.
+        described: the result of `Tokenizer.describe`.
 
     Raises:
-        ConfigError: if that is no tokenizer of scaleflow, or its library is not installed.
+        ConfigError: if the record describes no tokenizer, or its library is not installed.
     """
     kind, *options = name.split(" ")
     if kind == "bytes":
         return Bytes()
     if kind == "words" and isinstance(described, list):
-        tokenizer = Words(len(described) + SPECIAL, options[1])
+        tokenizer = Words(len(described) + SPECIAL, cast(Standardize, options[1]))
         tokenizer.restore(json.dumps(described))
         return tokenizer
     if kind == "tokenizers" and isinstance(described, str):
@@ -299,20 +325,29 @@ def restore_tokenizer(name: str, described: Any) -> Tokenizer:
 def drop_prefixes(content: str) -> str:
     """Returns a file of the library tokenizers without a space before each text.
 
-    A corpus comes in blocks, and with the separator of its documents, each of which would get such a space.
+    The blocks of a corpus and the separators of its documents would all get such a space.
     """
     described = json.loads(content)
     if not isinstance(described, dict):
         return content
-    changed = {key: drop_prefix(described.get(key)) for key in ("normalizer", "pre_tokenizer")}
-    if all(described.get(key) == value for key, value in changed.items()):
+    normalizer = drop_prefix(described.get("normalizer"))
+    pre_tokenizer = drop_prefix(described.get("pre_tokenizer"))
+    if normalizer == described.get("normalizer") and pre_tokenizer == described.get("pre_tokenizer"):
         return content
-    decoder = drop_prefix(described.get("decoder"))
-    return json.dumps({**described, **changed, "decoder": decoder}, ensure_ascii=False)
+    changed = {
+        **described,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": drop_prefix(described.get("decoder")),
+    }
+    return json.dumps(changed, ensure_ascii=False)
 
 
 def drop_prefix(part: Any) -> Any:
-    """Returns a part of a tokenizer without what adds or removes a space before a text; None if that is all."""
+    """Returns a part of a tokenizer that does not add or remove a space before a text.
+
+    It is None if the part does nothing else.
+    """
     if not isinstance(part, dict) or part.get("type") == "Prepend":
         return None
     if part.get("type") == "Strip" and part.get("content") == " " and part.get("start"):
@@ -324,17 +359,18 @@ def drop_prefix(part: Any) -> Any:
         changed["prepend_scheme"] = "never"
     for key in ("normalizers", "pretokenizers", "decoders"):
         if key in part:
-            changed[key] = [each for each in map(drop_prefix, part[key]) if each is not None]
+            inner_parts = [drop_prefix(inner) for inner in part[key]]
+            changed[key] = [inner for inner in inner_parts if inner is not None]
     return changed
 
 
 def find_corpus_changes(tokenizer: Any) -> dict[str, Any]:
-    """Returns the settings of a tokenizer of KerasHub to change for a corpus."""
+    """Returns the settings of a KerasHub tokenizer that have to change for a corpus."""
     changes: dict[str, Any] = {}
     for key, value in CORPUS_SETTINGS.items():
         if getattr(tokenizer, key, None) not in (None, False, value):
             changes[key] = value
-    if "int" not in str(getattr(tokenizer, "compute_dtype", "int32")):  # of strings, it returns the pieces of text
+    if "int" not in str(getattr(tokenizer, "compute_dtype", "int32")):  # it returns pieces of text
         changes["dtype"] = "int32"
     return changes
 
@@ -361,7 +397,7 @@ def load_hub_tokenizer(files: Mapping[str, str], changes: Mapping[str, Any] | No
 
 
 def find_unknown(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Returns the words of a text that the tokenizer does not know, in their order."""
+    """Returns the words of a text that are not in the vocabulary, in their order."""
     if tokenizer.unknown is None:
         return []
     words = dict.fromkeys(text.split())
@@ -373,28 +409,32 @@ class TextStream:
 
     Args:
         tokenizer: of the ids.
-        before: the ids before the first one; their text is not returned.
+        before: the ids before the first one. Their text is not returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._decode = tokenizer.decode
         self._ids = list(before)
-        self._start, self._end = 0, len(self._ids)
+        self._start = 0  # ids before this place are not decoded again
+        self._end = len(self._ids)  # the text of the ids before this place has been returned
 
     def add(self, token: int) -> str:
-        """Returns the text that a further id completes, which may be empty."""
+        """Adds an id. Returns the text that it completes, or ""."""
         self._ids.append(token)
         text = self._read_new()
         if text.endswith("\ufffd"):  # the first bytes of a character
             return ""
         if text:
-            self._start, self._end = self._end, len(self._ids)
+            self._start = self._end
+            self._end = len(self._ids)
         return text
 
     def finish(self) -> str:
-        """Returns the text of the ids that are left."""
+        """Returns the text of the remaining ids."""
         return self._read_new()
 
     def _read_new(self) -> str:
-        """Returns the text of the new ids, which are decoded together with some before them."""
-        return self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._end])) :]
+        """Returns the text of the new ids. Some ids before them are decoded as well: the text may depend on these."""
+        text = self._decode(self._ids[self._start :])
+        returned = self._decode(self._ids[self._start : self._end])
+        return text[len(returned) :]
