@@ -22,7 +22,7 @@ from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import DivisionKeys, EarlierState, Inputs, Outputs, Preprocessing, Split, Standardize, Stream
 from scaleflow.interfaces.options import Seed, TestFraction, check_options
 
-#: Input dtypes that are kept; other numbers become float32.
+#: Input dtypes that are kept. Other numbers become float32.
 KEPT_TYPES = ("uint8", "int32", "float32")
 
 #: Rows that are read in one call.
@@ -30,8 +30,7 @@ ROWS = 256
 
 Array = np.ndarray[Any, Any]
 
-
-#: The rows of a target of floats that are looked at first.
+#: Rows of a target of floats that are examined before all of them are.
 SAMPLED_ROWS = 1000
 
 
@@ -41,27 +40,27 @@ class ColumnForm:
 
     inputs: Inputs
     stored: str  # dtype of the values as they are read
-    shape: tuple[int, ...]  # of one such value
-    decode: Callable[[tf.Tensor], tf.Tensor] | None = None  # of one value. Traced; None: it stays as it is
+    shape: tuple[int, ...]  # of one stored value
+    decode: Callable[[tf.Tensor], tf.Tensor] | None = None  # decodes one value, traced. None: it stays as it is
 
     def to_array(self, values: Sequence[Any]) -> Array:
         """Converts values of the library, as plain Python objects, to [n, *shape]."""
         if self.decode is not None:
-            return np.array([image_bytes(value) for value in values], object)
+            return np.array([read_image(value) for value in values], object)
         if self.stored == "string":
             return np.array([value.encode() for value in values], object)
         return np.array(values, self.stored).reshape(len(values), *self.shape)
 
 
 class HuggingFace:
-    """Reads columns of a dataset of the library datasets; its rows stay in memory-mapped files.
+    """Reads columns of a dataset of the library datasets. Its rows stay in memory-mapped files.
 
-    Inputs: text is preprocessed as `Text` says; images are resized; numbers, and lists and arrays of one shape, stay as
-    they are. A class (`ClassLabel`), a bool, a text or an integer is the target of a classification, another number one
-    of a regression.
+    Texts are preprocessed by `Text`, and images are resized. Numbers stay as they are, and so do lists and arrays that
+    all have the same shape. A class (`ClassLabel`), a bool, a text or an integer is the target of a classification.
+    Other numbers are the target of a regression.
 
     Args:
-        earlier: what an earlier run learned: the kind of its target, and its classes.
+        earlier: the learned state of an earlier run, with the kind of its target and its classes.
 
     conf/dataset/huggingface.yaml describes the other arguments.
 
@@ -92,52 +91,89 @@ class HuggingFace:
         earlier: EarlierState | None = None,
         split: Split | None = None,
     ) -> None:
-        self._image = make_image_decoder(size, resize, channels)
-        self._image_shape = (*size, channels)
+        image = Inputs((*size, channels), "uint8", scale=1 / 255)
+        self._image = ColumnForm(image, "string", (), decode=make_image_decoder(size, resize, channels))
         text = Text(vocabulary, tokens, standardize)
         self.notes: tuple[str, ...] = ()
-        self._division, self._streams = Division(split or Split("random"), test, split_seed), streaming
+        self._division = Division(split or Split("random"), test, split_seed)
         self._divide = functools.cache(self._draw_splits)
-        self._label, self._splits = open_splits(data_dir, name, config, streams=self._streams)
+        self._streams = streaming
+        self._label, self._splits = open_splits(data_dir, name, config, streams=streaming)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
+        self._features: Mapping[str, Any] = self._splits["train"].features or {}
+        self._is_single = isinstance(input, str)
         names = [input] if isinstance(input, str) else list(input)
-        features = self._splits["train"].features or {}
-        keys = find_keys(self._division.rule)
-        if keys and streaming:
-            raise ConfigError(f"{min(keys)}={keys[min(keys)]}: is read first; use dataset.streaming=false")
-        keys = find_keys(self._division.rule, weights)
-        for key, column in (*(("dataset.input", each) for each in names), ("dataset.target", target), *keys.items()):
-            if column not in features:
-                raise ConfigError(f"{key}={column}: there is no such column; {self._label} has {list(features)}")
-        self._check_missing([*names, target])
-        self._columns = {each: self._describe(each, features[each]) for each in names}
-        self._target, self._weights = target, weights
+        self._target = target
+        self._weights = weights
+        self._check_columns(names)
+        self._columns = {column: self._describe(column, self._features[column]) for column in names}
         if weights is not None:
             check_weights_name(weights, names, target, key="dataset.input")
-            shape, dtype = shape_of(features[weights])
-            if shape or not str(dtype).startswith(("int", "uint", "float")):
-                raise ConfigError(f"dataset.weights={weights}: is {features[weights]}, expected a number for each row")
-        self._is_single = isinstance(input, str)
-        self.outputs, self._classes = self._describe_target(
-            kind, target, features[target], known=None if earlier is None else earlier.find_outputs()
-        )
+            self._check_weights(weights)
+        known = None if earlier is None else earlier.find_outputs()
+        self.outputs, self._classes = self._describe_target(kind, known)
+        self.decoders = self._choose_decoders()
+        self.inputs: Any = self._pack({name: column.inputs for name, column in self._columns.items()})
+        self.preprocessing: Any = self._choose_preprocessing(text)
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        """Rejects options that name a column which does not exist, cannot be streamed, or has missing values."""
+        rule_keys = find_keys(self._division.rule)
+        if rule_keys and self._streams:
+            key = min(rule_keys)
+            raise ConfigError(f"{key}={rule_keys[key]}: is read first; use dataset.streaming=false")
+        keys = [("dataset.input", name) for name in names]
+        keys.append(("dataset.target", self._target))
+        keys += find_keys(self._division.rule, self._weights).items()
+        for key, column in keys:
+            if column not in self._features:
+                raise ConfigError(f"{key}={column}: there is no such column; {self._label} has {list(self._features)}")
+        if not self._streams:
+            self._check_missing([*names, self._target])
+
+    def _check_weights(self, name: str) -> None:
+        """Rejects a column of weights that are not numbers."""
+        feature = self._features[name]
+        shape, dtype = shape_of(feature)
+        if shape or not str(dtype).startswith(("int", "uint", "float")):
+            raise ConfigError(f"dataset.weights={name}: is {feature}, expected a number for each row")
+
+    @property
+    def _specs(self) -> tuple[tf.TensorSpec, ...]:
+        """The specs of the stored values of a row: inputs, target, and the weight if there is one."""
         specs = [tf.TensorSpec(column.shape, column.stored) for column in self._columns.values()]
-        specs += [tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)]
-        self._specs = (*specs, tf.TensorSpec((), tf.float32)) if weights else tuple(specs)
-        decoded = {each: column.decode for each, column in self._columns.items() if column.decode}
-        self.decoders = {"" if self._is_single else each: decode for each, decode in decoded.items()}
-        self.inputs: Any = self._pack({each: column.inputs for each, column in self._columns.items()})
-        strings = [each for each, column in self._columns.items() if column.stored == "string"]
-        texts = {each: text for each in strings if each not in decoded}
-        self.preprocessing: Any = (text if texts else None) if self._is_single else dict[str, Preprocessing](texts)
+        specs.append(tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype))
+        if self._weights:
+            specs.append(tf.TensorSpec((), tf.float32))
+        return tuple(specs)
+
+    def _choose_decoders(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
+        """Returns the decoders of images, by input. The name of a single input is ""."""
+        decoders: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
+        for name, column in self._columns.items():
+            if column.decode is not None:
+                decoders["" if self._is_single else name] = column.decode
+        return decoders
+
+    def _choose_preprocessing(self, text: Text) -> Text | dict[str, Preprocessing] | None:
+        """Returns the preprocessing of texts: that of a single input, or by input."""
+        preprocessing: dict[str, Preprocessing] = {}
+        for name, column in self._columns.items():
+            if column.stored == "string" and column.decode is None:
+                preprocessing[name] = text
+        if self._is_single:
+            return text if preprocessing else None
+        return preprocessing
 
     @property
     def splits(self) -> Collection[str]:
         if self._streams:
             return tuple(self._splits)
-        is_named = self._division.rule.by == "column"
-        return tuple(dict.fromkeys((*self._splits, *(self._divide("train")[0] if is_named else self._division.splits))))
+        drawn: Collection[str] = self._division.splits
+        if self._division.rule.by == "column":
+            drawn, _ = self._divide("train")
+        return tuple(dict.fromkeys((*self._splits, *drawn)))
 
     def load(self, split: str) -> Stream:
         """Returns records: row numbers, or with `streaming` the rows themselves."""
@@ -148,40 +184,50 @@ class HuggingFace:
         masks, keys = self._divide(name)
         chosen = masks.get(split, np.ones(len(rows), bool))
         numbers = np.flatnonzero(chosen)
-        arrow, has_images = rows.with_format("arrow"), any(column.decode for column in self._columns.values())
+        records = tf.data.Dataset.from_tensor_slices(numbers)
+        arrow = rows.with_format("arrow")
 
         def read(places: Array) -> tuple[Array, ...]:
             table = arrow[places.tolist()]
             return self._convert(lambda name: table[name].to_pylist())
 
-        def decode(places: tf.Tensor) -> tuple[Any, ...]:
-            batch = places[None] if has_images else places
-            values = tf.numpy_function(read, [batch], [each.dtype for each in self._specs], stateful=False)
+        def read_batch(places: tf.Tensor) -> list[tf.Tensor]:
+            dtypes = [spec.dtype for spec in self._specs]
+            values = tf.numpy_function(read, [places], dtypes, stateful=False)
             pairs = zip(values, self._specs, strict=True)
-            values = [tf.ensure_shape(value, [None, *each.shape]) for value, each in pairs]
-            return self._finish([value[0] for value in values] if has_images else values)
+            return [tf.ensure_shape(value, [None, *spec.shape]) for value, spec in pairs]
 
-        records = tf.data.Dataset.from_tensor_slices(numbers)
-        at_once = None if has_images else ROWS  # images are decoded one by one, several in parallel
+        def decode_batch(places: tf.Tensor) -> tuple[Any, ...]:
+            return self._finish(read_batch(places))
+
+        def decode_row(place: tf.Tensor) -> tuple[Any, ...]:
+            return self._finish([value[0] for value in read_batch(place[None])])
+
         row_keys = vars(keys.select(chosen))
-        return Stream(records, len(numbers), decode, name=self._name_row, at_once=at_once, **row_keys)
+        if any(column.decode for column in self._columns.values()):
+            # images are decoded one by one, several in parallel
+            return Stream(records, len(numbers), decode_row, name=self._name_row, **row_keys)
+        return Stream(records, len(numbers), decode_batch, name=self._name_row, at_once=ROWS, **row_keys)
 
     def _name_row(self, row: Any) -> str:
         return f"{self._label}, row {row}"
 
     def _draw_splits(self, name: str) -> tuple[Mapping[str, Array], DivisionKeys]:
-        """Returns which rows of a stored split are in which split, [n] bool, and by what all are divided."""
-        rule, rows = self._division.rule, self._splits[name]
-        keys = read_keys(rule, lambda each: read_arrow(rows, each), self._name_row)
+        """Returns the rows of each split that are drawn from a stored one, [n] bool, and the values that divide it."""
+        rule = self._division.rule
+        rows = self._splits[name]
+        keys = read_keys(rule, lambda column: read_arrow(rows, column), self._name_row)
         if is_by_target(rule) or (rule.by == "auto" and self.outputs.is_one_class):
             targets = self._to_targets(read_arrow(rows, self._target).to_pylist())
             keys = replace(keys, strata=find_strata(np.ravel(targets), self.outputs))
-        is_divided = name == "train" and "test" not in self._splits
-        return self._division.draw(keys, len(rows), len(rows)) if is_divided else {}, keys
+        if name == "train" and "test" not in self._splits:
+            return self._division.draw(keys, len(rows), len(rows)), keys
+        return {}, keys
 
     def _open_stream(self, split: str) -> Stream:
         rows = self._splits[split]
-        count = rows.info.splits[split].num_examples if rows.info.splits and split in rows.info.splits else None
+        sizes = rows.info.splits or {}
+        count = sizes[split].num_examples if split in sizes else None
         if not count:
             raise ConfigError(
                 f"dataset.streaming=true: {self._label} does not say how many rows {split!r} has; use "
@@ -196,11 +242,13 @@ class HuggingFace:
         return Stream(dataset, count, lambda *values: self._finish(list(values)))
 
     def _convert(self, read: Callable[[str], Sequence[Any]]) -> tuple[Array, ...]:
-        """Returns inputs, targets and weights, [n, ...] each; `read` returns a column as plain Python objects."""
-        inputs = [column.to_array(read(name)) for name, column in self._columns.items()]
-        with np.errstate(over="ignore"):  # infinite weights are refused, and NaN, which None becomes
-            weights = [] if self._weights is None else [np.array(read(self._weights), np.float32)]
-        return *inputs, self._to_targets(read(self._target)), *weights
+        """Returns inputs, targets and weights, [n, ...]. `read` returns a column as plain Python objects."""
+        arrays = [column.to_array(read(name)) for name, column in self._columns.items()]
+        weights: list[Array] = []
+        if self._weights is not None:
+            with np.errstate(over="ignore"):  # infinite weights are refused later, and NaN, which None becomes
+                weights.append(np.array(read(self._weights), np.float32))
+        return *arrays, self._to_targets(read(self._target)), *weights
 
     def _to_targets(self, values: Sequence[Any]) -> Array:
         if self._classes is not None:
@@ -208,22 +256,21 @@ class HuggingFace:
         return np.array(values, self.outputs.target_dtype).reshape(len(values), *self.outputs.target_shape)
 
     def _finish(self, values: list[tf.Tensor]) -> tuple[Any, ...]:
-        """Returns (inputs, target), or with a weight, of the values that were read. Traced."""
-        count = len(self._columns)
-        inputs = {
-            name: column.decode(value) if column.decode else value
-            for (name, column), value in zip(self._columns.items(), values[:count], strict=True)
-        }
-        return self._pack(inputs), *values[count:]
+        """Converts stored values of a row, or of several, to (inputs, targets), or with weights. Traced."""
+        inputs: dict[str, tf.Tensor] = {}
+        for (name, column), value in zip(self._columns.items(), values, strict=False):
+            inputs[name] = column.decode(value) if column.decode else value
+        return self._pack(inputs), *values[len(inputs) :]
 
     def _pack(self, values: Mapping[str, Any]) -> Any:
         return next(iter(values.values())) if self._is_single else dict(values)
 
     def _check_missing(self, names: Sequence[str]) -> None:
-        """Rejects columns with missing values, of which files have a count."""
-        for split, rows in self._splits.items() if not self._streams else ():
+        """Rejects columns with missing values. Files have their number."""
+        for split, rows in self._splits.items():
             for name in names:
-                if missing := rows.data.column(name).null_count:
+                missing = rows.data.column(name).null_count
+                if missing:
                     raise ConfigError(
                         f"{self._label}: the column {name} of {split!r} has {missing} missing values; fill or remove "
                         "them before save_to_disk"
@@ -233,7 +280,7 @@ class HuggingFace:
         import datasets
 
         if isinstance(feature, datasets.Image):
-            return ColumnForm(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), decode=self._image)
+            return self._image
         shape, dtype = shape_of(feature)
         if dtype in ("string", "large_string") and not shape:
             return ColumnForm(Inputs((), "string"), "string", ())
@@ -245,18 +292,27 @@ class HuggingFace:
         kept = dtype if dtype in KEPT_TYPES else "float32"
         return ColumnForm(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
 
-    def _describe_target(
-        self, kind: OneKind, name: str, feature: Any, known: Outputs | None
-    ) -> tuple[Outputs, Mapping[Any, int] | None]:
-        """Returns the outputs, and the number of each value if values are not numbers from 0 on.
+    def _describe_target(self, kind: OneKind, known: Outputs | None) -> tuple[Outputs, Mapping[Any, int] | None]:
+        """Describes the target.
 
-        `known` is the output of an earlier run, with classes that these data may lack.
+        Args:
+            kind: `dataset.kind`.
+            known: the output of an earlier run, with classes that these data may lack.
+
+        Returns:
+            The outputs, and the class of each value if the values are not the numbers of classes.
         """
         import datasets
 
-        shape, dtype = ((), "class") if isinstance(feature, datasets.ClassLabel) else shape_of(feature)
-        is_class = not shape and dtype is not None and not dtype.startswith(("float", "double"))
-        if kind == "auto" and known is None and dtype is not None and dtype.startswith(("float", "double")):
+        name = self._target
+        feature = self._features[name]
+        shape: tuple[int, ...] = ()
+        dtype: str | None = "class"
+        if not isinstance(feature, datasets.ClassLabel):
+            shape, dtype = shape_of(feature)
+        is_float = dtype is not None and dtype.startswith(("float", "double"))
+        is_class = not shape and dtype is not None and not is_float
+        if kind == "auto" and known is None and is_float:
             is_class = self._has_two_floats(name, shape)
             self._note_whole_floats(name, shape)
         if known is not None and kind in ("auto", known.kind):
@@ -268,33 +324,51 @@ class HuggingFace:
             return Outputs("regression", shape or (1,)), None
         if not is_class:
             raise ConfigError(f"dataset.target={name}: is {feature}, expected classes; use dataset.kind=regression")
+        numbers: dict[Any, int] | None = None
         if dtype == "class":
-            names, numbers = tuple(feature.names), None
+            names = tuple(feature.names)
         else:
-            if self._streams:
-                raise ConfigError(f"dataset.target={name}: is {feature}; with dataset.streaming=true a class is needed")
-            read = self._splits.values() if known else [self._splits["train"]]
-            values = sorted({value for rows in read for value in rows.unique(name)})
-            names, numbers = tuple(map(str, values)), {value: number for number, value in enumerate(values)}
-            self._check_values(name, numbers)
+            numbers = self._number_classes(name, reads_all=known is not None)
+            names = tuple(map(str, numbers))
         if len(names) < 2 and known is None:
             raise ConfigError(f"dataset.target={name}: has the only class {names[0]}, expected at least two")
         if kind == "binary" and len(names) != 2:
             raise ConfigError(f"dataset.kind=binary: {name} has {len(names)} classes, expected 2")
         return describe_outputs(kind, len(names), names), numbers
 
+    def _number_classes(self, name: str, reads_all: bool) -> dict[Any, int]:
+        """Returns the classes of a target with their numbers, in order.
+
+        Raises ConfigError if the rows are streamed, or another split has a class that the training split lacks.
+
+        Args:
+            name: the column of the target.
+            reads_all: take the classes of all splits, not only of the training split.
+        """
+        if self._streams:
+            raise ConfigError(
+                f"dataset.target={name}: is {self._features[name]}; with dataset.streaming=true a class is needed"
+            )
+        values: set[Any] = set()
+        for split, rows in self._splits.items():
+            if split == "train" or reads_all:
+                values.update(rows.unique(name))
+        numbers = {value: number for number, value in enumerate(sorted(values))}
+        self._check_values(name, numbers)
+        return numbers
+
     def _has_two_floats(self, name: str, shape: Any) -> bool:
         """Returns whether all floats of a target are 0 and 1, or -1 and 1, so that they are two classes.
 
-        Raises ConfigError if they mark classes in rows: nobody can tell whether they are classes or amounts.
+        Raises ConfigError if they mark classes in rows: such numbers may be classes or amounts.
         """
-        import numpy as np
-
         if self._streams:
             return False
-        train = self._splits["train"]
-        sample = np.asarray(train[: min(len(train), SAMPLED_ROWS)][name], dtype=float)
-        pair = next((each for each in ((0.0, 1.0), (-1.0, 1.0)) if np.isin(sample, each).all()), None)
+        sample = self._read_first_floats(name)
+        pair: tuple[float, float] | None = None
+        for candidate in ((0.0, 1.0), (-1.0, 1.0)):
+            if pair is None and np.isin(sample, candidate).all():
+                pair = candidate
         if pair is None:
             return False
         if shape:
@@ -302,41 +376,47 @@ class HuggingFace:
                 f"dataset.target={name}: its rows have only {pair[0]:g} and {pair[1]:g}; store the number of the "
                 "class, or set dataset.kind=regression if they are amounts"
             )
-        return all(set(rows.unique(name)) <= set(pair) for rows in self._splits.values()) and (
-            len(train.unique(name)) == len(pair)
-        )
+        for rows in self._splits.values():
+            if not set(rows.unique(name)) <= set(pair):
+                return False
+        return len(self._splits["train"].unique(name)) == len(pair)
 
     def _note_whole_floats(self, name: str, shape: Any) -> None:
         """Adds a note if a target of floats may be the numbers of classes."""
-        import numpy as np
-
         if shape or self._streams:
             return
-        train = self._splits["train"]
-        first = np.asarray(train[: min(len(train), SAMPLED_ROWS)][name], dtype=float)
-        if first.size and (first == np.trunc(first)).all():
+        sample = self._read_first_floats(name)
+        if sample.size and (sample == np.trunc(sample)).all():
             values = [np.asarray(rows.unique(name), dtype=float) for rows in self._splits.values()]
-            self.notes += tuple(filter(None, [describe_whole_floats(name, values)]))
+            note = describe_whole_floats(name, values)
+            if note:
+                self.notes += (note,)
+
+    def _read_first_floats(self, name: str) -> Array:
+        train = self._splits["train"]
+        return np.asarray(train[: min(len(train), SAMPLED_ROWS)][name], dtype=float)
 
     def _check_values(self, name: str, numbers: Mapping[Any, int]) -> None:
+        """Raises ConfigError if a split has a value without a number."""
         for split, rows in self._splits.items():
-            if unknown := [value for value in rows.unique(name) if value not in numbers]:
-                raise ConfigError(
-                    f"dataset.target={name}: {split!r} of {self._label} has the class {unknown[0]}, which the training "
-                    "split does not have"
-                )
+            for value in rows.unique(name):
+                if value not in numbers:
+                    raise ConfigError(
+                        f"dataset.target={name}: {split!r} of {self._label} has the class {value}, which the training "
+                        "split does not have"
+                    )
 
 
 def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[str, dict[str, Any]]:
-    """Returns how messages name the dataset, and its splits."""
+    """Opens a dataset. Returns its name in messages, and its splits."""
     if (data_dir is None) == (name is None):
         raise ConfigError(
             "dataset=huggingface: set dataset.data_dir=FOLDER, written by save_to_disk, or dataset.name=NAME on the hub"
         )
-    for key, value in (("config", config), ("streaming", streams or None)):
-        if data_dir is not None and value is not None:
-            shown = "true" if value is True else value
-            raise ConfigError(f"dataset.{key}={shown}: is for dataset.name; remove it, or dataset.data_dir")
+    if data_dir is not None and config is not None:
+        raise ConfigError(f"dataset.config={config}: is for dataset.name; remove it, or dataset.data_dir")
+    if data_dir is not None and streams:
+        raise ConfigError("dataset.streaming=true: is for dataset.name; remove it, or dataset.data_dir")
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError("dataset=huggingface: datasets is not installed; pip install 'scaleflow[datasets]'")
     import datasets
@@ -344,20 +424,28 @@ def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[s
     label = f"dataset.name={name}" if data_dir is None else f"dataset.data_dir={data_dir}"
     try:
         if data_dir is None:
-            found = datasets.load_dataset(name, config, streaming=streams)
+            opened = datasets.load_dataset(name, config, streaming=streams)
         else:
             folder: Path = expand_data_dir(data_dir)
-            found = datasets.load_from_disk(str(folder))
-    except Exception as error:  # of the network, of a file, or of what is in it
+            opened = datasets.load_from_disk(str(folder))
+    except Exception as error:  # of the network, or of the contents of a file
         reason = read_reason(error)
         raise ConfigError(f"{label}: cannot be read: {reason}") from error
-    splits = dict(found) if isinstance(found, dict) else {"train": found}
-    image = datasets.Image(decode=False)
-    for split, rows in splits.items() if streams else ():
-        for column, feature in (rows.features or {}).items():
-            if isinstance(feature, datasets.Image):
-                splits[split] = splits[split].cast_column(column, image)
+    splits = dict(opened) if isinstance(opened, dict) else {"train": opened}
+    if streams:
+        splits = {split: keep_images_encoded(rows) for split, rows in splits.items()}
     return label, splits
+
+
+def keep_images_encoded(rows: Any) -> Any:
+    """Returns rows of a stream whose images the library does not decode."""
+    import datasets
+
+    encoded = datasets.Image(decode=False)
+    for column, feature in (rows.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(column, encoded)
+    return rows
 
 
 def read_arrow(rows: Any, name: str) -> Any:
@@ -366,19 +454,25 @@ def read_arrow(rows: Any, name: str) -> Any:
 
 
 def shape_of(feature: Any) -> tuple[tuple[int, ...], str | None]:
-    """Returns (shape, dtype) of a column's values; None as the dtype if they have no fixed shape."""
+    """Returns the shape and dtype of a column's values. The dtype is None if they have no fixed shape."""
     shape: tuple[int, ...] = ()
-    while (inner := getattr(feature, "feature", None)) is not None:  # lists
+    inner = getattr(feature, "feature", None)
+    while inner is not None:  # a list
         length = getattr(feature, "length", -1)
         if length < 1:
             return (), None
-        shape, feature = (*shape, length), inner
-    if (of_array := getattr(feature, "shape", None)) is not None:
-        return (*shape, *of_array), feature.dtype
-    return shape, str(feature.dtype) if hasattr(feature, "dtype") and not isinstance(feature, dict) else None
+        shape = (*shape, length)
+        feature = inner
+        inner = getattr(feature, "feature", None)
+    array_shape = getattr(feature, "shape", None)
+    if array_shape is not None:
+        return (*shape, *array_shape), feature.dtype
+    if isinstance(feature, dict) or not hasattr(feature, "dtype"):
+        return shape, None
+    return shape, str(feature.dtype)
 
 
-def image_bytes(value: Any) -> bytes:
-    """Returns the encoded image of a row: its bytes, or those of its file."""
+def read_image(value: Any) -> bytes:
+    """Returns the encoded image of a row: its bytes, or the contents of its file."""
     content: bytes = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
     return content
