@@ -1,4 +1,4 @@
-"""Sources that change what another one gives: its classes become those of an earlier run, all splits become one."""
+"""Views of sources: with the classes of an earlier run, with levels of quantiles, or with all splits as one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scaleflow.interfaces import (
 
 
 class SourceView:
-    """Base of sources that change what another source gives; whatever they do not define is that of the other one.
+    """Base of sources that change another source. Attributes that they do not define come from the other source.
 
     Attributes:
         source: the other source.
@@ -46,12 +46,14 @@ class SourceView:
 
 
 def find_original(source: Any) -> Any:
-    """Returns the source that the user names, of which a source may be a view."""
-    return find_original(source.source) if isinstance(source, SourceView) else source
+    """Returns the source behind all views."""
+    while isinstance(source, SourceView):
+        source = source.source
+    return source
 
 
 def read_targets(split: str, examples: Rows) -> Iterator[Any]:
-    """Yields (targets,) or (targets, weights) of a split in batches, in their order: arrays [b, ...], or dicts of them.
+    """Yields (targets,) or (targets, weights) of a split in batches, in order: arrays [b, ...], or dicts of arrays.
 
     Raises:
         ConfigError: if an example cannot be read.
@@ -60,46 +62,58 @@ def read_targets(split: str, examples: Rows) -> Iterator[Any]:
         yield from examples.iterate(lambda _, *rest: rest)
 
 
-#: The most examples of unknown classes that a message names.
-MOST_EXAMPLES = 5
+#: Maximum number of examples of an unknown class that a message names.
+MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class ClassMatch:
     """How the targets of one output change."""
 
-    given: Outputs  # what the source says of the output
-    wanted: Outputs  # what it is among the classes of the earlier run
-    #: For each class or label of the source its index there; None for one that is not known
-    places: Sequence[int | None]
+    given: Outputs  # the output of the source
+    wanted: Outputs  # the output with the classes of the earlier run
+    places: Sequence[int | None]  # for each class or label of the source its index there; None if it is unknown
 
     @property
     def unknown(self) -> list[int]:
-        """The classes of the source that are not known and may not occur."""
-        is_counted = self.wanted.ignore is not None and self.given.ignore is None
-        return [] if is_counted else [n for n, place in enumerate(self.places) if place is None]
+        """The classes of the source that are unknown and may not occur."""
+        unknown_are_ignored = self.wanted.ignore is not None and self.given.ignore is None
+        if unknown_are_ignored:
+            return []
+        return [number for number, place in enumerate(self.places) if place is None]
 
     def convert(self, targets: tf.Tensor) -> tf.Tensor:
-        """Returns targets [..., *given.target_shape] as [..., *wanted.target_shape]."""
+        """Converts targets [..., *given.target_shape] to [..., *wanted.target_shape]."""
         if self.given.kind == "multi_label":
-            order = [self.places.index(n) if n in self.places else -1 for n in range(self.wanted.shape[-1])]
-            padded = tf.concat([targets, tf.zeros_like(targets[..., :1])], axis=-1)  # -1: a label that is not there
-            return tf.gather(padded, [n % (len(self.places) + 1) for n in order], axis=-1)
-        ignored, unknown = self.given.ignore, self.wanted.ignore or 0
-        is_ignored = None if ignored is None else tf.equal(targets, tf.cast(ignored, targets.dtype))
+            return self._convert_labels(targets)
         numbers = tf.cast(targets, tf.int32)
-        if is_ignored is not None:
-            numbers = tf.where(is_ignored, 0, numbers)
-        found = tf.gather(tf.constant([unknown if n is None else n for n in self.places]), numbers)
-        if is_ignored is not None:
-            found = tf.where(is_ignored, ignored, found)
+        place_of_unknown = self.wanted.ignore or 0
+        places = tf.constant([place_of_unknown if place is None else place for place in self.places])
+        ignored = self.given.ignore
+        if ignored is None:
+            classes = tf.gather(places, numbers)
+        else:
+            is_ignored = tf.equal(targets, tf.cast(ignored, targets.dtype))
+            classes = tf.gather(places, tf.where(is_ignored, 0, numbers))
+            classes = tf.where(is_ignored, ignored, classes)
         if self.given.kind == self.wanted.kind:
-            return tf.cast(found, targets.dtype)
-        return found[..., 0] if self.given.kind == "binary" else tf.cast(found[..., None], tf.float32)
+            return tf.cast(classes, targets.dtype)
+        if self.given.kind == "binary":
+            return classes[..., 0]
+        return tf.cast(classes[..., None], tf.float32)
+
+    def _convert_labels(self, targets: tf.Tensor) -> tf.Tensor:
+        """Orders the labels as the earlier run did. Labels that the source lacks are 0."""
+        place_of_absent = len(self.places)
+        with_absent = tf.concat([targets, tf.zeros_like(targets[..., :1])], axis=-1)
+        order: list[int] = []
+        for label in range(self.wanted.shape[-1]):
+            order.append(self.places.index(label) if label in self.places else place_of_absent)
+        return tf.gather(with_absent, order, axis=-1)
 
 
 def match_source(source: Source, earlier: EarlierState) -> Source:
-    """Returns a source whose outputs are those of an earlier run: the same kinds, and the same classes in their order.
+    """Returns a view of a source with the outputs of an earlier run: the same kinds, and the same classes in order.
 
     Raises ConfigError if the source violates its interface, or its outputs are of other kinds.
     """
@@ -107,18 +121,18 @@ def match_source(source: Source, earlier: EarlierState) -> Source:
     matches: dict[str, ClassMatch] = {}
 
     def match(name: str, given: Outputs) -> Outputs:
-        found = match_outputs(name, given, earlier)
-        if isinstance(found, ClassMatch):
-            matches[name] = found
-            return found.wanted
-        return found
+        matched = match_outputs(name, given, earlier)
+        if isinstance(matched, ClassMatch):
+            matches[name] = matched
+            return matched.wanted
+        return matched
 
     outputs = map_named(match, source.outputs)
     return MatchedSource(source, outputs, matches) if outputs != source.outputs else source
 
 
 def match_outputs(name: str, given: Outputs, earlier: EarlierState) -> Outputs | ClassMatch:
-    """Returns how the targets of an output change, or the output if only its description does."""
+    """Returns how the targets of an output change. If they do not, returns the output, whose description may change."""
     known = earlier.find_outputs(name)
     label = f"dataset: {label_leaf('targets', name)}"
     if known is None or known == given:
@@ -132,36 +146,52 @@ def match_outputs(name: str, given: Outputs, earlier: EarlierState) -> Outputs |
         )
     if known.kind == "regression":
         return given if earlier.extends else replace(given, scaling=known.scaling)
-    names = known.names, given.names
-    if earlier.extends and not (known.names and given.names and set(known.names) & set(given.names)):
-        return given  # another task
-    from scaleflow.serving.cells import match_names  # it imports pyarrow and pandas
-
+    has_one_names_only = (known.names is None) != (given.names is None)
     if earlier.extends:
+        if not set(known.names or ()) & set(given.names or ()):
+            return given  # another task
         known = extend_classes(known, given.names or ())
-    places: Sequence[int | None] = match_names(list_classes(given), list_classes(known))
-    if None in names and names != (None, None):
-        if len(list_classes(given)) != len(list_classes(known)):
-            raise ConfigError(
-                f"{label} have {len(list_classes(given))} classes, and the earlier run knows "
-                f"{len(list_classes(known))}; they can be told apart only if both have names: set Outputs.names"
-            )
-        places = range(len(list_classes(known)))
+    places = match_classes(label, given, known, has_names=not has_one_names_only)
     shape = known.shape if known.is_one_class else (*given.shape[:-1], known.shape[-1])
     ignore = given.ignore if known.ignore is None else known.ignore
     return ClassMatch(given, replace(known, shape=shape, ignore=ignore), places)
 
 
+def match_classes(label: str, given: Outputs, known: Outputs, has_names: bool) -> Sequence[int | None]:
+    """Returns for each class of the source its index in the earlier run; None if it is unknown.
+
+    Args:
+        label: names the targets in messages.
+        given: the output of the source.
+        known: the output of the earlier run.
+        has_names: whether both have names of classes, or neither. Otherwise, equal numbers are equal classes.
+    """
+    from scaleflow.serving.cells import match_names  # it imports pyarrow and pandas
+
+    given_classes = list_classes(given)
+    known_classes = list_classes(known)
+    if has_names:
+        places: Sequence[int | None] = match_names(given_classes, known_classes)
+        return places
+    if len(given_classes) != len(known_classes):
+        raise ConfigError(
+            f"{label} have {len(given_classes)} classes, and the earlier run knows {len(known_classes)}; they can be "
+            "told apart only if both have names: set Outputs.names"
+        )
+    return range(len(known_classes))
+
+
 def is_alike(known: Outputs, given: Outputs) -> bool:
-    """Returns whether the targets mean the same. A class for each example may be one of two or of several."""
+    """Returns whether two outputs are of the same kind. One class per example may be one of two or of several."""
     if known.is_one_class or given.is_one_class:
         return known.is_one_class and given.is_one_class
-    is_same = known.kind == given.kind and len(known.shape) == len(given.shape)
-    return is_same and (known.kind not in ("regression", "binary") or known.shape == given.shape)
+    if known.kind != given.kind or len(known.shape) != len(given.shape):
+        return False
+    return known.kind not in ("regression", "binary") or known.shape == given.shape
 
 
 def list_classes(outputs: Outputs) -> tuple[str, ...]:
-    """Returns the names of the classes or labels; their numbers if they have no names."""
+    """Returns the names of the classes or labels, or their numbers if they have no names."""
     count = 2 if outputs.kind == "binary" else outputs.shape[-1]
     return tuple(outputs.names or map(str, range(count)))
 
@@ -170,17 +200,21 @@ class MatchedSource(SourceView):
     """A source with the classes of an earlier run.
 
     Args:
-        source: the source.
-        outputs: its outputs among the classes of the earlier run.
-        matches: by the name of an output, how its targets change.
+        source: the other source.
+        outputs: its outputs, with the classes of the earlier run.
+        matches: the changes of targets, by the name of the output.
     """
 
     def __init__(self, source: Source, outputs: OutputStructure, matches: Mapping[str, ClassMatch]) -> None:
         super().__init__(source)
         self.outputs = outputs
         self._matches = matches
-        absent = (note_absent_labels(name, match) for name, match in matches.items())
-        self.notes = (*getattr(source, "notes", ()), *filter(None, absent))
+        notes = list(getattr(source, "notes", ()))
+        for name, match in matches.items():
+            note = describe_absent_labels(name, match)
+            if note:
+                notes.append(note)
+        self.notes = tuple(notes)
 
     def load(self, split: str) -> Examples:
         """Returns the examples of a split. Raises ConfigError if some have a class that the earlier run lacks."""
@@ -191,25 +225,29 @@ class MatchedSource(SourceView):
         return cast(Examples, examples.map_targets(self._convert))
 
     def _convert(self, targets: Any) -> Any:
-        def convert(name: str, each: Any) -> Any:
-            return self._matches[name].convert(tf.convert_to_tensor(each)) if name in self._matches else each
+        def convert(name: str, leaf: Any) -> Any:
+            if name not in self._matches:
+                return leaf
+            return self._matches[name].convert(tf.convert_to_tensor(leaf))
 
         return map_named(convert, targets)
 
 
 class LevelledSource(SourceView):
-    """A source of numbers of which quantiles are predicted (`Outputs.levels`)."""
+    """A source of numbers whose quantiles are predicted (`Outputs.levels`)."""
 
     def __init__(self, source: Source, levels: Sequence[float]) -> None:
         super().__init__(source)
         check_contract(source)
-        self.outputs = map_leaves(lambda each: replace(each, levels=tuple(levels)), source.outputs)
+        self.outputs = map_leaves(lambda outputs: replace(outputs, levels=tuple(levels)), source.outputs)
 
 
-def note_absent_labels(name: str, match: ClassMatch) -> str:
-    """Says which labels the source does not have; empty if it has all. Classes that do not occur need no note."""
-    absent = [each for n, each in enumerate(list_classes(match.wanted)) if n not in match.places]
-    if match.given.kind != "multi_label" or not absent:
+def describe_absent_labels(name: str, match: ClassMatch) -> str:
+    """Returns a note about labels that the source lacks; "" if it has all. Absent classes need no note."""
+    if match.given.kind != "multi_label":
+        return ""
+    absent = [label for number, label in enumerate(list_classes(match.wanted)) if number not in match.places]
+    if not absent:
         return ""
     return (
         f"dataset: {label_leaf('targets', name)} do not have {show_classes(absent)}, which the earlier run knows: no "
@@ -218,32 +256,42 @@ def note_absent_labels(name: str, match: ClassMatch) -> str:
 
 
 def refuse_unknown(split: str, examples: Rows, name: str, match: ClassMatch) -> None:
-    """Raises ConfigError, with their classes and places, if examples of a split have classes that are not known."""
-    found: dict[int, list[int]] = {}
-    first = 0
-    for batch, *_ in read_targets(split, examples):
-        targets = np.asarray(name_leaves(batch)[name])
-        rows = targets.reshape(len(targets), -1)
-        for unknown in match.unknown:
-            has = rows[:, unknown] > 0 if match.given.kind == "multi_label" else (rows == unknown).any(axis=1)
-            if has.any():
-                found.setdefault(unknown, []).extend((first + np.flatnonzero(has)).tolist())
-        first += len(targets)
-    if not found:
+    """Raises ConfigError if examples of a split have unknown classes. The message names the classes and examples."""
+    places_by_class = find_unknown_classes(split, examples, name, match=match)
+    if not places_by_class:
         return
     names = list_classes(match.given)
-    parts = []
-    for unknown, places in found.items():
-        more = f" and {len(places) - MOST_EXAMPLES} more" if len(places) > MOST_EXAMPLES else ""
-        parts.append(f"{names[unknown]} ({', '.join(examples.name_rows(places[:MOST_EXAMPLES]))}{more})")
+    parts: list[str] = []
+    for unknown, places in places_by_class.items():
+        shown = ", ".join(examples.name_rows(places[:MAX_EXAMPLES]))
+        rest = f" and {len(places) - MAX_EXAMPLES} more" if len(places) > MAX_EXAMPLES else ""
+        parts.append(f"{names[unknown]} ({shown}{rest})")
     raise ConfigError(
         f"dataset: {label_leaf('targets', name)} of {split!r} have {show_classes(parts)}, expected a class of the "
         f"training split ({show_classes(list_classes(match.wanted))})"
     )
 
 
+def find_unknown_classes(split: str, examples: Rows, name: str, match: ClassMatch) -> dict[int, list[int]]:
+    """Returns the places of the examples with unknown classes, by class."""
+    places_by_class: dict[int, list[int]] = {}
+    first = 0
+    for batch, *_ in read_targets(split, examples):
+        targets = np.asarray(name_leaves(batch)[name])
+        rows = targets.reshape(len(targets), -1)
+        for unknown in match.unknown:
+            has_class = (rows == unknown).any(axis=1)
+            if match.given.kind == "multi_label":
+                has_class = rows[:, unknown] > 0
+            if has_class.any():
+                places = first + np.flatnonzero(has_class)
+                places_by_class.setdefault(unknown, []).extend(places.tolist())
+        first += len(targets)
+    return places_by_class
+
+
 class WholeSource(SourceView):
-    """A source whose split `train` has the examples of all splits of another source, each once.
+    """A source whose split `train` has the examples of all splits of another source.
 
     Args:
         source: the other source.
@@ -252,27 +300,43 @@ class WholeSource(SourceView):
     splits = ("train",)
 
     def load(self, split: str) -> Examples:
-        return join_examples([self.source.load(each) for each in self.source.splits])
+        return join_examples([self.source.load(name) for name in self.source.splits])
 
 
 def join_examples(parts: list[Examples]) -> Examples:
-    """Returns the examples of several splits as one; their weights are 1 where only others have weights."""
+    """Joins the examples of several splits. If only some have weights, the weights of the others are 1."""
     if len(parts) == 1:
         return parts[0]
-    rows = [to_rows(each) for each in parts]
-    is_weighted = any(each.is_weighted for each in rows)
-    arrays = [
-        replace(each, weights=np.ones(len(each), np.float32)) if is_weighted and each.weights is None else each
-        for each in rows
-        if isinstance(each, Arrays)
-    ]
-    if len(arrays) == len(rows):
-        joined = Arrays(*tf.nest.map_structure(lambda *parts: np.concatenate(parts), *(each.parts for each in arrays)))
-        places = [each.rows for each in arrays if each.rows is not None]  # of a file from which splits are drawn
-        return replace(joined, rows=np.concatenate(places)) if len(places) == len(arrays) else joined
-    streams = [each.stream().map(add_weight) if is_weighted else each.stream() for each in rows]
+    splits = [to_rows(part) for part in parts]
+    is_weighted = any(split.is_weighted for split in splits)
+    arrays = [split for split in splits if isinstance(split, Arrays)]
+    if len(arrays) == len(splits):
+        return join_arrays(arrays, is_weighted)
+    streams: list[tf.data.Dataset] = []
+    faults: list[str] = []
+    for split in splits:
+        stream = split.stream()
+        streams.append(stream.map(add_weight) if is_weighted else stream)
+        faults.extend(split.faults)
     whole = functools.reduce(tf.data.Dataset.concatenate, streams)
-    return Stream(whole, sum(map(len, rows)), faults=[fault for each in rows for fault in each.faults])
+    return Stream(whole, sum(len(split) for split in splits), faults=faults)
+
+
+def join_arrays(splits: Sequence[Arrays], is_weighted: bool) -> Arrays:
+    """Does the same for splits that are all in memory. `is_weighted` says whether one of them has weights."""
+    parts: list[Any] = []
+    places: list[Any] = []  # in the file that the splits are drawn from
+    for split in splits:
+        if is_weighted and split.weights is None:
+            parts.append(replace(split, weights=np.ones(len(split), np.float32)).parts)
+        else:
+            parts.append(split.parts)
+        if split.rows is not None:
+            places.append(split.rows)
+    joined = Arrays(*tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts))
+    if len(places) < len(splits):
+        return joined
+    return replace(joined, rows=np.concatenate(places))
 
 
 def add_weight(*example: Any) -> tuple[Any, ...]:

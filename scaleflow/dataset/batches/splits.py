@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -55,6 +55,7 @@ from scaleflow.interfaces import (
     Dataset,
     DivisionKeys,
     EarlierState,
+    Inputs,
     InputStructure,
     LearnedPreprocessing,
     LearnedState,
@@ -75,40 +76,42 @@ from scaleflow.interfaces.formatting import join_first
 
 AnyRows = TypeVar("AnyRows", bound=Rows)
 
-#: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
+#: Records of a stream are drawn in blocks, which copies them, if their average size is at most this.
 SMALL_RECORD_BYTES = 16 << 10
 
 #: Maximum number of bad examples that a message names.
 MAX_NAMED = 5
 
-#: The beginnings of notes about examples that were left out, and about rows of tables that have no target.
+#: The beginning of notes about examples that were left out.
 LEFT_OUT = "dataset.on_bad_example=skip: left out"
+
+#: The beginning of notes about rows of tables without a target.
 UNLABELLED = "dataset: left out: "
 
 
 @dataclass(frozen=True)
 class Splits(BySplit[Rows]):
-    """The splits of a run, and what is known of them."""
+    """The splits of a run, and facts about them."""
 
-    #: What the model takes, after the preprocessing, and what it returns
-    inputs: InputStructure
+    inputs: InputStructure  # of the model, after the preprocessing
     outputs: OutputStructure
     sample: Any  # a few raw inputs of the training split
-    transforms: Transforms = field(default_factory=dict)  # preprocessing of streams; arrays are preprocessed already
-    #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
+    transforms: Transforms = field(default_factory=dict)  # preprocessing of streams. Arrays are preprocessed already.
+    #: By input, a function that makes its preprocessing layer, the first part of a saved model
     preprocessing_layers: Mapping[tuple[str, ...], Callable[[], keras.Layer]] = field(default_factory=dict)
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
-    learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
-    #: By name, the splits before their preprocessing, without that for training if it is preprocessed
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of the raw splits, by name
+    learned: LearnedState | None = None  # None without preprocessing
+    #: The splits before their preprocessing, by name, without the training split if that is preprocessed
     raw: Mapping[str, Rows] = field(default_factory=dict)
     folds: int = 0  # if above 0, the validation split is the training split, and both have the input `FOLD`
 
     @property
     def is_weighted(self) -> bool:
-        """Whether examples of some split have weights."""
+        """Whether a split has weights."""
         return any(examples.is_weighted for examples in self.by_name().values())
 
     def counts(self) -> Mapping[str, int]:
+        """Returns the number of examples of each split."""
         return {name: len(examples) for name, examples in self.by_name().items()}
 
 
@@ -138,17 +141,17 @@ def prepare_splits(
     Args:
         source: any object with the interface `Source`.
         options: the section `dataset` of the config.
-        seed: selects the training examples that are held out for validation.
-        workers: all workers of the run; the chief learns the preprocessing for them.
-        emit: receives notes about what was left out.
+        seed: draws the training examples that are held out for validation.
+        workers: all workers of the run. The chief learns the preprocessing for them.
+        emit: receives notes about examples that are left out, and about caches.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
-        earlier: what an earlier run learned, which is not learned anew.
-        folds: into how many the model can divide the training split, as for `choose_validation`.
-        look: looks at the raw splits, before their preprocessing, and returns the schema that is kept with what was
-            learned.
+        earlier: the learned state of an earlier run. Its preprocessing is not learned again.
+        folds: the number of folds that the model can use, as in `choose_validation`.
+        look: returns the schema of the raw splits, which becomes a part of the learned state.
 
-    Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
-    start cannot be read.
+    Raises:
+        ConfigError: if the source violates its interface, a named split is missing, or an example that is read at the
+            start cannot be read.
     """
     check_contract(source)
     workers = workers or SingleProcess()
@@ -159,12 +162,12 @@ def prepare_splits(
     raw = replace(raw, learned=describe_learned(source, options, raw, look=look))
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     preprocessed = preprocess_splits(preprocessings, raw, workers, earlier=earlier, emit=emit)
-    cache_of_source = getattr(source, "learned_cache", None)
-    for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
-        emit(Note(note))
-    cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
+    source_cache = getattr(source, "learned_cache", None)
+    if isinstance(source_cache, LearnedCache):
+        for note in source_cache.notes:
+            emit(Note(note))
     has_folds = folds > 0 and preprocesses
-    cache = "memory" if has_folds else cache  # a stream has no place for the number of a fold
+    cache = choose_cache(options, has_folds)
     cached = cache_splits(preprocessed, cache, workers)
     if cached.train.place != "stream" and getattr(preprocessed.train, "varies", False):
         reason = "the folds of the model" if has_folds else f"dataset.cache={cache}"
@@ -181,13 +184,27 @@ def prepare_splits(
     return divide_into_folds(cached, folds, options.split, raw=raw.train) if has_folds else cached
 
 
+def choose_cache(options: Dataset, has_folds: bool) -> str:
+    """Returns the value of `dataset.cache` that applies."""
+    if has_folds:
+        return "memory"  # a stream has no place for the number of a fold
+    if options.shards > 1:
+        return "none"  # each worker would keep the rows of all workers
+    return options.cache
+
+
 def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) -> dict[str, Rows]:
     """Loads the splits that a run uses, without the examples that it leaves out."""
     for note in getattr(source, "notes", ()):
         emit(Note(note))
-    names = ["train", *([options.validation_split] if options.validation_split else [])]
-    names += ["test"] if "test" in source.splits else []
-    splits = {name: clean_split(source, name, options, workers=workers, emit=emit) for name in dict.fromkeys(names)}
+    names = ["train"]
+    if options.validation_split:
+        names.append(options.validation_split)
+    if "test" in source.splits:
+        names.append("test")
+    splits: dict[str, Rows] = {}
+    for name in dict.fromkeys(names):  # the validation split may be one of the others
+        splits[name] = clean_split(source, name, options, workers=workers, emit=emit)
     report_unlabelled(source, options, emit)
     for note in getattr(source, "load_notes", ()):
         emit(Note(note))
@@ -199,35 +216,41 @@ def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) 
 def divide_training(
     source: Source, options: Dataset, splits: Mapping[str, Rows], seed: int, preprocesses: bool, folds: int, emit: Emit
 ) -> tuple[Splits, int]:
-    """Returns the raw splits with the one for validation, and the number of folds that it has, 0 for none."""
-    train, validation = splits["train"], None
+    """Returns the raw splits, with one for validation, and the number of folds, 0 for none."""
+    train = splits["train"]
+    validation: Rows | None = None
     if options.held_out_fold:
+        folds = 0
         keys = find_division_keys(options.split, train, source.outputs)
         rest, held_out = hold_out_fold(options.split, keys, len(train), fold=options.held_out_fold)
-        validation, train = train.select(held_out), train.select(rest)
-        chosen, folds = None, 0
+        validation = train.select(held_out)
+        train = train.select(rest)
     else:
         chosen, folds = choose_validation(options, source.inputs, len(train), folds=folds)
-    if isinstance(chosen, str):
-        validation = splits[chosen]
-    elif folds:
-        validation = train if preprocesses else None  # a model without its folds has seen all of it
-    elif chosen:
-        keys = find_division_keys(options.split, train, source.outputs)
-        train, validation = hold_out_examples(train, chosen, options.split, keys=keys, seed=seed, emit=emit)
+        if isinstance(chosen, str):
+            validation = splits[chosen]
+        elif folds:
+            validation = train if preprocesses else None  # a model without its folds has seen all of it
+        elif chosen:
+            keys = find_division_keys(options.split, train, source.outputs)
+            train, validation = hold_out_examples(train, chosen, options.split, keys=keys, seed=seed, emit=emit)
     with refuse_unreadable("train", train):
         sample = train.read_first(8)
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), inputs=source.inputs, outputs=source.outputs, sample=sample)
-    kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
-    fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
+    fingerprints: dict[str, Fingerprint] = {}
+    kept: dict[str, Rows] = {}
+    for name, examples in raw.by_name().items():
+        fingerprints[name] = fingerprint_split(name, examples, source.outputs)
+        if name != "train" or not preprocesses:
+            kept[name] = examples
     return replace(raw, fingerprints=fingerprints, raw=kept), folds
 
 
 def describe_learned(
     source: Source, options: Dataset, raw: Splits, look: Callable[[Splits], Mapping[str, Any]] | None
 ) -> LearnedState:
-    """Returns the record of what is known of a source before a preprocessing is learned."""
+    """Returns the learned state before a preprocessing is learned."""
     return LearnedState(
         source.inputs,
         source.outputs,
@@ -240,16 +263,23 @@ def describe_learned(
 
 
 def divide_into_folds(splits: Splits, folds: int, rule: Split, raw: Rows) -> Splits:
-    """Makes the training split the validation split, too, with the number of a fold for each example of `raw`.
+    """Validates on the training split, and adds the number of its fold to each example.
 
     Examples of the test split are in no fold.
+
+    Args:
+        splits: the preprocessed splits. They are in memory.
+        folds: the number of folds.
+        rule: `dataset.split`.
+        raw: the training split before its preprocessing.
     """
-    train: Any = splits.train  # it is in memory
+    train: Any = splits.train
     keys = find_division_keys(rule, raw, splits.outputs)
     targets = train.targets
     has_single_targets = isinstance(targets, np.ndarray) and targets[0].size == 1
     if rule.by == "auto" and keys.strata is None and has_single_targets:
-        keys = replace(keys, strata=np.unique(targets, return_inverse=True)[1].ravel())
+        _, strata = np.unique(targets, return_inverse=True)
+        keys = replace(keys, strata=strata.ravel())
     train = add_folds(train, assign_folds(rule, keys, len(raw), folds))
     test = None if splits.test is None else add_folds(splits.test, np.full(len(splits.test), -1, np.int32))
     return replace(splits, train=train, validation=train, test=test, folds=folds)
@@ -272,7 +302,7 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
 
 
 def report_unlabelled(source: Source, options: Dataset, emit: Emit) -> None:
-    """Emits notes about the rows without a target that a table has left out; refuses them if the options say so."""
+    """Emits notes about rows without a target. Refuses such rows for `dataset.on_bad_example=raise`."""
     for split, text in getattr(source, "unlabelled", {}).items():
         if options.on_bad_example == "raise":
             raise ConfigError(f"dataset.on_bad_example=raise: in {split!r}, {text}; auto and skip leave them out")
@@ -288,12 +318,13 @@ def refuse_faults(split: str, stream: Stream) -> None:
 
 
 def drop_unreadable(split: str, stream: StreamRows, workers: Workers, emit: Emit) -> StreamRows:
-    """Returns the stream without unreadable examples; a note counts and names them."""
+    """Returns the stream without unreadable examples, and emits a note that counts and names them."""
     if stream.malformed and (split == "train" or stream.is_whole):
         shown = "; ".join(stream.malformed[:MAX_NAMED])
         emit(Note(f"{LEFT_OUT} {len(stream.malformed)} rows of the files: {shown}"))
     with refuse_unreadable(split, stream):
-        indices = json.loads(workers.from_chief(lambda: json.dumps([*stream.find_unreadable()])))
+        found_by_chief = workers.from_chief(lambda: json.dumps([*stream.find_unreadable()]))
+        indices = json.loads(found_by_chief)
     if not indices:
         return stream
     if len(indices) == len(stream):
@@ -301,50 +332,69 @@ def drop_unreadable(split: str, stream: StreamRows, workers: Workers, emit: Emit
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    named = [*map(str, stream.describe_unreadable(indices[:MAX_NAMED]))]
+    reasons = [str(reason) for reason in stream.describe_unreadable(indices[:MAX_NAMED])]
     skipped = f"{len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
-    emit(Note(f"{LEFT_OUT} {skipped}: {join_first(named, MAX_NAMED, len(indices))}"))
+    emit(Note(f"{LEFT_OUT} {skipped}: {join_first(reasons, MAX_NAMED, len(indices))}"))
     return stream.select(~to_mask(indices, len(stream)))
 
 
 def preprocess_splits(
     preprocessings: Preprocessings, splits: Splits, workers: Workers, earlier: EarlierState | None, emit: Emit
 ) -> Splits:
+    """Learns the preprocessings, and returns the splits with their transforms and layers."""
     if not preprocessings:
         return splits
     learned = learn_on_chief(preprocessings, splits.train, workers, earlier=earlier, emit=emit)
-    records = {
-        name: LearnedPreprocessing(name_class(each), to_plain(vars(each)), learned[name])
-        for name, each in preprocessings.items()
-    }
-    features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
-    samples, groups = name_leaves(splits.sample), group_names(preprocessings)
+    records: dict[str, LearnedPreprocessing] = {}
+    features: dict[str, Inputs] = {}
+    for name, preprocessing in preprocessings.items():
+        options = to_plain(vars(preprocessing))
+        records[name] = LearnedPreprocessing(name_class(preprocessing), options, learned[name])
+        features[name] = preprocessing.features(learned[name])
+    samples = name_leaves(splits.sample)
+    transforms: dict[tuple[str, ...], Callable[[Sequence[Any]], Sequence[Any]]] = {}
+    layers: dict[tuple[str, ...], Callable[[], keras.Layer]] = {}
+    for names in group_names(preprocessings):
+        transforms[names] = make_transform(preprocessings, learned, names, samples=samples)
+        layers[names] = functools.partial(make_layer, preprocessings, learned, names)
     return replace(
         splits,
         learned=splits.learned and replace(splits.learned, preprocessing=records),
         inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
-        transforms={names: make_transform(preprocessings, learned, names, samples=samples) for names in groups},
-        preprocessing_layers={names: functools.partial(make_layer, preprocessings, learned, names) for names in groups},
+        transforms=transforms,
+        preprocessing_layers=layers,
     )
 
 
 def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
-    """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
-    cached: dict[int, Rows] = {}
-    blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks) and cache != "file"]
-    for reader in {id(each.rows): each.rows for each in blocks}.values():
-        same = [each for each in blocks if each.rows is reader]
-        cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers=workers), strict=True)
-    for name, examples in splits.by_name().items():
+    """Applies `dataset.cache` to all splits. A split with two roles is cached once."""
+    by_name = splits.by_name()
+    cached: dict[int, Rows] = {}  # by the id of the split
+    if cache != "file":
+        for same in group_by_reader(by_name.values()):
+            results = cache_blocks(same, cache, splits.transforms, workers=workers)
+            for blocks, result in zip(same, results, strict=True):
+                cached[id(blocks)] = result
+    for name, examples in by_name.items():
         if id(examples) not in cached:
-            is_read_anew = cache == "auto" and name != "test" and getattr(examples, "varies", False)
-            wanted = "none" if is_read_anew else cache
-            cached[id(examples)] = cache_split(name, examples, wanted, transforms=splits.transforms, workers=workers)
-    found: dict[str, Any] = {name: cached[id(examples)] for name, examples in splits.by_name().items()}
-    return replace(splits, **found)
+            is_read_again = cache == "auto" and name != "test" and getattr(examples, "varies", False)
+            mode = "none" if is_read_again else cache
+            cached[id(examples)] = cache_split(name, examples, mode, transforms=splits.transforms, workers=workers)
+    changes: dict[str, Any] = {name: cached[id(examples)] for name, examples in by_name.items()}
+    return replace(splits, **changes)
+
+
+def group_by_reader(splits: Iterable[Rows]) -> list[list[Blocks]]:
+    """Returns the splits that are blocks, in groups that read the same rows."""
+    groups: dict[int, list[Blocks]] = {}
+    for examples in splits:
+        if isinstance(examples, Blocks):
+            groups.setdefault(id(examples.rows), []).append(examples)
+    return list(groups.values())
 
 
 def load_split(source: Source, split: str) -> Rows:
+    """Loads one split, and checks it."""
     if split not in source.splits:
         raise ConfigError(
             f"dataset.validation={split}: there is no such split; the splits are {', '.join(source.splits)}"
@@ -363,7 +413,7 @@ def limit_examples(examples: AnyRows, limit: int | None) -> AnyRows:
 
 
 def find_division_keys(rule: Split, examples: Rows, outputs: OutputStructure) -> DivisionKeys:
-    """Returns what the examples are divided by; classes of arrays are used without being asked for."""
+    """Returns the values that divide examples. With `by: auto`, these are the classes of arrays."""
     keys = encode_keys(rule, DivisionKeys.of(examples), len(examples))
     output = outputs if isinstance(outputs, Outputs) else None
     has_classes = output is not None and output.is_one_class
@@ -375,16 +425,16 @@ def find_division_keys(rule: Split, examples: Rows, outputs: OutputStructure) ->
             "dataset.split: the targets are no classes and no single numbers, of which each split could get its share; "
             "use dataset.split=random, or name a column"
         )
-    targets = np.concatenate([np.ravel(each) for each in examples.iterate(lambda _, targets, *__: targets)])
-    return replace(keys, strata=find_strata(targets, output))
+    batches = [np.ravel(batch) for batch in examples.iterate(lambda _, targets, *__: targets)]
+    return replace(keys, strata=find_strata(np.concatenate(batches), output))
 
 
 def hold_out_examples(
     examples: Rows, fraction: float, rule: Split, keys: DivisionKeys, seed: int, emit: Emit
 ) -> tuple[Rows, Rows | None]:
-    """Divides a training split: (train, validation).
+    """Divides a training split into (train, validation). `seed` draws the validation examples.
 
-    `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
+    If the records of a stream are not in memory, both splits read all of them.
     """
     count = round(len(examples) * fraction)
     if not count:
@@ -394,7 +444,7 @@ def hold_out_examples(
             f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
             "fraction"
         )
-    has_keys = any(each is not None for each in vars(keys).values())
+    has_keys = any(values is not None for values in vars(keys).values())
     if not examples.is_random_access and not has_keys and rule.by in ("auto", "random", "column"):
         return hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed=seed, emit=emit)
     division = Division(rule, fraction, seed)
@@ -406,7 +456,8 @@ def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: in
     """Does the same for a stream whose records are not in memory."""
     dataset = stream.dataset.take(len(stream))
     if record_bytes(stream) <= SMALL_RECORD_BYTES:
-        rest, held_out = (draw(dataset, len(stream), count, seeds=(seed, 1), is_held_out=out) for out in (False, True))
+        rest = draw(dataset, len(stream), count, seeds=(seed, 1), is_held_out=False)
+        held_out = draw(dataset, len(stream), count, seeds=(seed, 1), is_held_out=True)
     else:
         emit(
             Note(
@@ -415,27 +466,31 @@ def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: in
             )
         )
         places = tf.range(len(stream), dtype=tf.int64)
-        seeds, last = tf.constant((seed, 1), tf.int64), tf.constant(max(len(stream) - 1, 1), tf.int64)
+        seeds = tf.constant((seed, 1), tf.int64)
+        last = tf.constant(max(len(stream) - 1, 1), tf.int64)
         is_held_out = (tf.random.experimental.index_shuffle(places, seeds, last) < count).numpy()
-        numbered = replace(stream, dataset=dataset)
-        rest, held_out = (numbered.select(chosen).dataset for chosen in (~is_held_out, is_held_out))
+        whole = replace(stream, dataset=dataset)
+        rest = whole.select(~is_held_out).dataset
+        held_out = whole.select(is_held_out).dataset
     train = replace(stream, dataset=rest, length=len(stream) - count)
     return train, replace(stream, dataset=held_out, length=count)
 
 
 def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
-    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split.
+    """Replaces all training batches of an epoch by the first one, and validates on it. Drops the test split.
 
-    The validation examples are then none of the raw ones, so these are dropped, too.
+    It also drops the raw splits, because the validation examples are not among them.
     """
     batch = limit_examples(splits.train, batching.global_size)
     if batch.blocks:
         batch = cache_split("train", batch, "memory", transforms=splits.transforms, workers=SingleProcess())
     train = batch.repeat(batching.steps(len(splits.train)))
-    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
+    validation = None if splits.validation is None else batch
+    return replace(splits, train=train, validation=validation, test=None, raw={})
 
 
 def limit_evaluation(splits: Splits, size: int, has_test: bool = True) -> Splits:
+    """Limits the validation split, and with `has_test` the test split."""
     limited: dict[str, Any] = {}
     for name, examples in splits.by_name().items():
         if name == "validation" or (name == "test" and has_test):
