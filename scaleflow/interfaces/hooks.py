@@ -128,6 +128,7 @@ class FollowedRun:
     is_job: bool  # whether it is a job of a sweep
     find_name: Callable[[], str]  # returns its name in the store
     print_note: Callable[[str], None]  # shows a line in the terminal
+    is_on_terminal: bool = False  # whether such a line goes to a terminal, and not to a file or a pipe
 
 
 class LauncherHook:

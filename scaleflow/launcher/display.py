@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, TextIO
 
-from scaleflow.files.cache import find_cache_folder
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import (
     EpochEnded,
@@ -30,34 +29,12 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.formatting import format_elapsed
 from scaleflow.launcher.command_exit import write_error
 from scaleflow.launcher.lines import fit_columns, format_row, format_run_line, list_figures, measure_width, wrap_line
-from scaleflow.launcher.processes.handover import FORKED_BY, WARM_ENV
 from scaleflow.launcher.progress import BAR_WIDTH, TrainingProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.status import Status
     from rich.text import Text
-
-
-#: No advice is given if the start took less than this.
-SLOW_SECONDS = 3.0
-
-DAY_SECONDS = 86_400.0
-
-
-def suggest_warm(seconds: float) -> str | None:
-    """Returns a line about the warm server after a start that took `seconds`, unless one was returned within a day."""
-    if FORKED_BY or WARM_ENV in os.environ or seconds < SLOW_SECONDS:
-        return None
-    said = find_cache_folder(None, "hints") / "warm"
-    try:
-        if said.exists() and time.time() - said.stat().st_mtime < DAY_SECONDS:
-            return None
-        said.parent.mkdir(parents=True, exist_ok=True)
-        said.touch()
-    except OSError:  # it could not be remembered, and would be said at every start
-        return None
-    return f"note: with {WARM_ENV}=1 in the environment, the next commands start in an instant (scaleflow warm --help)"
 
 
 #: After this many seconds without a line, a log gets a line that says what is under way.
@@ -151,6 +128,9 @@ class Display:
 
     #: Prints progress from the command's first line until another display takes over.
     greeting: ClassVar[Display | None] = None
+
+    #: Whether a person looks at it: it draws on a terminal.
+    is_on_terminal: ClassVar[bool] = False
 
     #: What each line begins with.
     _start = ""
@@ -365,6 +345,8 @@ class JobDisplay(Display):
 class BarDisplay(Display):
     """Prints the same lines above a spinner or a progress bar, with some colour."""
 
+    is_on_terminal = True
+
     def __init__(self, stream: TextIO, shows_phases: bool = True) -> None:
         super().__init__(stream, shows_phases, breaks_silence=False)
         from rich.console import Console
@@ -401,8 +383,6 @@ class BarDisplay(Display):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn
 
         super()._show_ready(event)
-        if hint := suggest_warm((event.time - event.began) / 1000):
-            self.print_line(hint)
         self._hide_bar()  # of the attempt before a restart
         assert self._training is not None
         columns = (BarColumn(BAR_WIDTH), MofNCompleteColumn(), RenderableColumn(self._training))

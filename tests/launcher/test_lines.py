@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, parse_event, to_fields
-from scaleflow.launcher import display
 from scaleflow.launcher.display import BarDisplay, Display, JobDisplay
 from scaleflow.launcher.lines import lay_out_table, wrap_line
 from tests.launcher.test_display import READY, Terminal, epoch, metrics, without_codes
@@ -108,7 +107,6 @@ def draw_screen(make: Callable[[Terminal], Display], width: int) -> list[str]:
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("COLUMNS", str(request.param))
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(display, "suggest_warm", lambda seconds: None)  # it depends on the day
     return int(request.param)
 
 

@@ -4,6 +4,7 @@ FEATURE = Feature(
     name="warm",
     about="an interpreter that is kept ready for commands",
     warm_server="scaleflow.features.warm.server",
+    launcher="scaleflow.features.warm.hint:WarmHint",
     commands=(
         Command(
             name="warm",

@@ -82,6 +82,7 @@ class RunMonitor:
                 plan=self.spec.plan,
                 folder=self.spec.folder,
                 is_job=self.spec.parent is not None,
+                is_on_terminal=self.display.is_on_terminal,
                 find_name=lambda: self.state.name,
                 print_note=lambda text: self.display.print_line(f"note: {text}", "yellow"),
             )
