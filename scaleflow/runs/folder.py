@@ -93,7 +93,6 @@ class RunFolder:
     model_summary = FolderEntry("model_summary.txt")
     model = FolderEntry("model")  # the folder of the exported model
     checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
-    formats = FolderEntry("formats.json")  # a table of the formats of the model, as MLflow shows it
     seen = FolderEntry("seen.npy")  # which examples of an evaluated split the model's run was trained on
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")

@@ -42,6 +42,7 @@ FEATURE = Feature(
     group="export",
     conf="scaleflow.features.formats.conf",
     defaults=({"export": "default"},),
+    other_files=("formats.json",),
     check="scaleflow.features.formats.formats:check_plan",
     worker="scaleflow.features.formats.hook:FormatsHook",
     is_used=has_formats,

@@ -40,9 +40,9 @@ class FormatsHook(WorkerHook):
 
     def after_export(self, run: TrainedRun, step: int) -> None:
         """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
-        files = RunFolder(run.folder)
+        model = RunFolder(run.folder).model
         try:
-            formats = export_formats(run.plan, files.model, run.emit, log=run.log, should_stop=run.should_stop)
+            formats = export_formats(run.plan, model, run.emit, log=run.log, should_stop=run.should_stop)
         except ConfigError as error:  # the data is gone; the trained model stays
             names = run.plan.of(ExportOptions).formats or ()
             formats = [FormatExported(name, "", error=str(error)) for name in names]
@@ -52,5 +52,6 @@ class FormatsHook(WorkerHook):
                 run.emit(
                     MetricsLogged(step, {f"export/{each.name}/{key}": value for key, value in each.values.items()})
                 )
-        files.formats.write_text(json.dumps(make_format_table(formats), indent=1))
-        run.emit(ArtifactWritten(str(files.formats), "export"))
+        table = run.folder / "formats.json"
+        table.write_text(json.dumps(make_format_table(formats), indent=1))
+        run.emit(ArtifactWritten(str(table), "export"))
