@@ -173,6 +173,8 @@ def test_the_pages_feature_is_installed_and_works(folder: Path, tmp_path: Path) 
     losses = [line["train/loss"] for line in lines if "perf/step_ms" in line]
     progress = [line["train/progress"] for line in lines if "train/progress" in line]
     assert progress == [losses[0] - losses[1]]
+    (page,) = work.glob("outputs/*/*/evaluation/report.html")
+    assert "<h2>Widths of the intervals</h2>" in page.read_text()
     shown = run(show)
     assert json.loads(shown.stdout) == lines[-1]
 

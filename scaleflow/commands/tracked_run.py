@@ -159,9 +159,8 @@ def make_evaluation_task(run: Run, words: CommandWords, plan: Plan, folder: Path
 
 def run_evaluation(plan: Plan, task: EvaluateModel, folder: Path, stop: StopRequest, display: Display) -> list[Event]:
     """Evaluates a model in a folder, and keeps its predictions there, without a report."""
-    options = {"name": "default", "slices": None, "worst": 0, "intervals": 0, "importance": 0}
-    plan = set_values(plan, {f"evaluation.{key}": value for key, value in options.items()})
-    return supervise_worker(RunSpec(plan, folder, time.time(), task), stop, display)
+    plan = set_values(plan, {"evaluation.name": "default", "evaluation.intervals": 0})
+    return supervise_worker(RunSpec(plan, folder, time.time(), replace(task, is_shown=False)), stop, display)
 
 
 def format_model_rows(run: Run) -> list[tuple[str, str]]:

@@ -400,10 +400,7 @@ class EvaluationOptions:
 
     name: Literal["default", "full", "none"] = "default"
     id: str | None = None
-    slices: list[str] | None = None
-    worst: int = field(default=24, metadata={"at_least": 0, "at_most": 1000})
     intervals: int = field(default=1000, metadata={"at_least": 0, "at_most": 10_000})
-    importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
     seconds: float = field(default=5.0, metadata={"above": 0.0})
     miss_cost: float = field(default=1.0, metadata={"above": 0.0})
     alarm_cost: float = field(default=1.0, metadata={"above": 0.0})

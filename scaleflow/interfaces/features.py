@@ -129,7 +129,10 @@ class Feature:
     launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
-    #: Returns whether a plan uses the feature. If not, its hooks and checks are not imported.
+    #: Its sections of the report of a test, as "module:NAME" of a function that takes `KeptPredictions` and returns
+    #: `ReportSection`s; see `interfaces/hooks.py`. No TensorFlow.
+    report: str = ""
+    #: Returns whether a plan uses the feature. If not, its hooks, checks and sections are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
     #: Other features that it imports. Without them, it is skipped.

@@ -6,10 +6,10 @@ It never ends a run; before `ready`, a ConfigError of a worker's hook refuses it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scaleflow.interfaces.config import Plan
 from scaleflow.interfaces.data import Rows, Source
@@ -17,8 +17,14 @@ from scaleflow.interfaces.events import Emit, Event
 from scaleflow.interfaces.training import Objective, Workers
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from scaleflow.dataset import Splits
     from scaleflow.dataset.schema import SplitSample
+    from scaleflow.evaluation.analysis import Analysis
+    from scaleflow.evaluation.predictions import Predictions
+
+    Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,72 @@ class TrainedRun:
     should_stop: Callable[[], bool]  # returns whether the run has been asked to stop
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedSplit:
+    """The split whose predictions will be kept, in a run or in an evaluation of a tracked model."""
+
+    plan: Plan
+    name: str  # `test`, `validation`, `train` or `all`
+    rows: Rows  # before their preprocessing
+
+
+class ExampleReader(Protocol):
+    """Reads examples of the split, given by their ascending places in it: [n] int64."""
+
+    @property
+    def inputs(self) -> Any:
+        """What describes the raw inputs: `Inputs`, or a dict of them."""
+
+    def read_examples(self, examples: Array) -> tuple[Any, Any]:
+        """Returns raw inputs and targets, [n, ...] each."""
+
+    def preprocess(self, inputs: Any) -> Any:
+        """Returns the inputs of the model for raw ones."""
+
+    def read_columns(self, examples: Array) -> Mapping[str, Array]:
+        """Returns the inputs with one value each, and columns that were added, by name: [n]."""
+
+    def read_pictures(self, examples: Array) -> Array | None:
+        """Returns pictures [n, height, width, channels] uint8; None if no input is a picture."""
+
+    def add_columns(self, read: Callable[[Array], Mapping[str, Any]]) -> ExampleReader:
+        """Returns a reader of further columns, which `read` returns by name, [n] each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPredictions:
+    """The predictions that a test has kept, and what is known of the model."""
+
+    plan: Plan
+    folder: Path  # of the run, or of the evaluation; files are for `RunFolder(folder).evaluation`, which exists
+    title: str  # what was tested, for people
+    predictions: Predictions
+    #: Waits for the figures of the predictions, and returns them. Call it in a thread: they are computed meanwhile.
+    #: Raises what their computation raised.
+    analyse: Callable[[], Analysis]
+    reader: ExampleReader
+    emit: Emit
+    #: Returns the outputs of the model for preprocessed inputs. None: it is no model that was just trained.
+    predict: Callable[[Any], Any] | None = None
+    train: Mapping[str, float] = field(default_factory=dict)  # metrics of the training split: `accuracy`
+    baseline: Mapping[str, float] = field(default_factory=dict)  # those of the best constant answer
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of the training data
+    doubts: Mapping[str, str] = field(default_factory=dict)  # warnings about the model, by their rule
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A section that a feature adds to the report of a test, if there is a feature that makes reports.
+
+    `Feature.report` names a function that takes `KeptPredictions` and returns such sections. It is called in a thread,
+    without TensorFlow. `pages/html.py` and `pages/charts.py` have what draws charts and tables.
+    """
+
+    title: str
+    html: str = ""  # as it is: escape texts
+    rows: Sequence[Mapping[str, Any]] = ()  # of a table, by the names of its columns; also `Figure`s
+
+
 class WorkerHook:
     """What a feature does in each worker. Subclass it, and name the subclass in `Feature.worker`.
 
@@ -76,6 +148,15 @@ class WorkerHook:
             ConfigError: if the run is refused.
         """
         return {}
+
+    def before_test(self, split: EvaluatedSplit) -> None:
+        """Sees the split whose predictions will be kept, before `ready`; not with `evaluation=none`.
+
+        All workers call it.
+
+        Raises:
+            ConfigError: if the run is refused.
+        """
 
     def after_build(self, run: TrainedRun, export: Callable[[Path], object]) -> None:
         """Sees the model when it is built, before `ready` and before the training. All workers call it.
@@ -102,12 +183,21 @@ class WorkerHook:
                 validation if there was one (`val/loss`).
         """
 
+    def after_test(self, kept: KeptPredictions) -> None:
+        """Sees the predictions of the test, before the model is exported. Only the chief calls it.
+
+        The export waits for it. What takes long and does not need the model belongs in a thread.
+        """
+
     def after_export(self, run: TrainedRun, step: int) -> None:
         """Sees the trained model, which is in the run's folder. Only the chief calls it.
 
         Args:
             step: the optimizer update after which the model was taken.
         """
+
+    def finish_test(self) -> None:
+        """Waits for what `after_test` began, and reports it. It follows the export, or the test of an evaluation."""
 
     def at_end(self, run: TrainedRun) -> None:
         """Is called at the end of a run that has trained to its end, before the end is reported. The run waits for it.
@@ -143,6 +233,14 @@ class LauncherHook:
 
     def on_event(self, event: Event) -> None:
         """Sees each event of the run, in their order. A sweep has none; its jobs have theirs."""
+
+    def after_folds(self, kept: KeptPredictions) -> Sequence[Path]:
+        """Sees the predictions of all folds of a sweep's best job; returns files for the sweep's own run."""
+        return ()
+
+    def describe_end(self) -> Sequence[tuple[str, str]]:
+        """Returns rows (label, text) for the last lines of a run that is FINISHED."""
+        return ()
 
     def after_run(self, answer: Mapping[str, Any]) -> None:
         """Is called at the end, when everything is recorded; not if the run was refused.

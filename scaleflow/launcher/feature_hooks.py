@@ -1,12 +1,13 @@
 """Calls the hooks that features have in the launcher."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces.events import Event
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.features import import_named, list_features
-from scaleflow.interfaces.hooks import FollowedRun, LauncherHook
+from scaleflow.interfaces.hooks import FollowedRun, KeptPredictions, LauncherHook
 
 
 class FeatureHooks:
@@ -33,6 +34,22 @@ class FeatureHooks:
                 is_failed = False
             if is_failed:
                 del self._hooks[name]
+
+    def after_folds(self, kept: KeptPredictions) -> list[Path]:
+        """Shows all hooks the predictions of all folds of a job; returns the files that they made of them."""
+        files: list[Path] = []
+        for name, hook in self._hooks.items():
+            with guard_extra(f"the feature {name}", self._run.print_note):
+                files += hook.after_folds(kept)
+        return files
+
+    def describe_end(self) -> list[tuple[str, str]]:
+        """Returns the rows of all hooks for the last lines of a run."""
+        rows: list[tuple[str, str]] = []
+        for name, hook in self._hooks.items():
+            with guard_extra(f"the feature {name}", self._run.print_note):
+                rows += hook.describe_end()
+        return rows
 
     def after_run(self, answer: Mapping[str, Any]) -> None:
         """Shows all hooks the object of `--json`."""

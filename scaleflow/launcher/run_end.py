@@ -3,7 +3,6 @@
 They say how the run ended, its results, and where they are.
 """
 
-import json
 import os
 import shlex
 import time
@@ -11,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from scaleflow.config.words import quote_override
-from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import FormatExported
@@ -40,9 +38,6 @@ PREDICTIONS = {
     "rmse": "always the mean",
 }
 
-#: The most findings that the last lines name.
-MOST_FINDINGS = 5
-
 NO_ANSWER = "it does not answer"
 
 
@@ -68,13 +63,7 @@ def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
     with guard_extra("note: the results in the last lines", display.print_error):
-        if spec.task.trains:
-            rows += describe_results(spec, state)
-        elif state.result is not None:
-            rows += state.result.list_rows()
-        rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
-        rows += describe_formats(state.formats.values())
-        rows += [("profile", line) for line in state.profiles.values()]
+        rows += list_results(monitor)
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
     if monitor.restart_advice:
@@ -90,6 +79,22 @@ def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
             f"{mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to send the rest, run "
             f"{name_command('sync')} {shlex.quote(folder)}"
         )
+
+
+def list_results(monitor: RunMonitor) -> list[tuple[str, str]]:
+    """Returns rows with what a run has found, and what features say of it."""
+    spec = monitor.spec
+    state = monitor.state
+    rows: list[tuple[str, str]] = []
+    if spec.task.trains:
+        rows += describe_results(spec, state)
+    elif state.result is not None:
+        rows += state.result.list_rows()
+    if state.status == "FINISHED" and monitor.hooks is not None:
+        rows += monitor.hooks.describe_end()
+    rows += describe_formats(state.formats.values())
+    rows += [("profile", line) for line in state.profiles.values()]
+    return rows
 
 
 def describe_wait(seconds: float, patience: float, is_interrupted: bool) -> str:
@@ -138,15 +143,3 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
         parts += fitted
         rows.append((name.replace("/", " "), format_with_interval(shown.metrics, name, "; ".join(parts))))
     return rows
-
-
-def describe_findings(spec: RunSpec) -> list[tuple[str, str]]:
-    """Returns rows with the first findings of the run's report, and where the report is."""
-    try:
-        findings = json.loads((spec.files.evaluation / FINDINGS).read_text())
-        texts = [f"{each['rule']}: {each['text']}" for each in findings]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    more = [f"and {len(texts) - MOST_FINDINGS} more"] if len(texts) > MOST_FINDINGS else []
-    rows = [("" if n else "findings", text) for n, text in enumerate([*texts[:MOST_FINDINGS], *more])]
-    return [*rows, ("report", os.path.relpath(spec.files.evaluation / REPORT))]

@@ -19,11 +19,14 @@ from scaleflow.config.parse import is_under
 from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EvaluationOptions, Plan, Status
+from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces.events import Event
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.figure import describe_figure
+from scaleflow.interfaces.hooks import KeptPredictions
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.display import Display
+from scaleflow.launcher.feature_hooks import FeatureHooks
 from scaleflow.launcher.launch import answer_run
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.recording.description import (
@@ -136,7 +139,18 @@ def pool_predictions(parts: Sequence[Predictions]) -> Predictions:
 
 
 class NoInputs:
-    """An `InputReader` without inputs, for predictions of several runs."""
+    """An `ExampleReader` without inputs, for predictions of several runs."""
+
+    inputs: Mapping[str, Any] = {}
+
+    def read_examples(self, examples: Any) -> tuple[Any, Any]:
+        return {}, {}
+
+    def preprocess(self, inputs: Any) -> Any:
+        return inputs
+
+    def add_columns(self, read: Any) -> NoInputs:
+        return self
 
     def read_columns(self, examples: Any) -> Mapping[str, Any]:
         return {}
@@ -145,12 +159,12 @@ class NoInputs:
         return None
 
 
-def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> list[Path]:
-    """Writes the predictions of all folds of a job, and a report about them.
+def write_pooled(folder: Path, job: RepeatedJob, plan: Plan, hooks: FeatureHooks) -> list[Path]:
+    """Writes the predictions of all folds of a job and their figures, and what features make of them.
 
     Returns the files. Writes nothing if the folds have kept no predictions.
     """
-    from scaleflow.evaluation.model_report import make_report
+    from scaleflow.evaluation.analysis import METRICS, analyse_predictions, write_metrics
     from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
 
     target = RunFolder(folder).evaluation
@@ -160,10 +174,22 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
         return []
     target.mkdir(exist_ok=True)
     save_predictions(target / PREDICTIONS, pooled)
-    title = f"All {len(job.runs)} folds of the best job"
-    metrics = bind_metrics(options.metrics or ())
-    report = make_report(pooled, options, None, reader=NoInputs(), folder=target, title=title, metrics=metrics)
-    return [target / PREDICTIONS, *(target / name for name in report.files)]
+    analysis = analyse_predictions(pooled, plan.evaluation, bind_metrics(plan.evaluation.metrics or ()))
+    (target / METRICS).write_text(write_metrics(pooled, analysis), encoding="utf-8")
+    kept = KeptPredictions(
+        plan=plan,
+        folder=folder,
+        title=f"All {len(job.runs)} folds of the best job",
+        predictions=pooled,
+        analyse=lambda: analysis,
+        reader=NoInputs(),
+        emit=ignore_event,
+    )
+    return [target / PREDICTIONS, target / METRICS, *hooks.after_folds(kept)]
+
+
+def ignore_event(event: Event) -> None:
+    """Drops an event: a sweep has none."""
 
 
 def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
@@ -298,8 +324,11 @@ class ParentRun(CommandRun):
             BEST_STEPS: str(count_best_steps(report.best_job)),
         }
 
-    def conclude(self, report: SweepReport, status: Status, error: str) -> None:
-        """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
+    def conclude(self, report: SweepReport, status: Status, error: str, hooks: FeatureHooks | None) -> None:
+        """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run.
+
+        Without `hooks`, no job ran in this command: it adds nothing about the folds of the best job.
+        """
         self.update(report)
         print_line = Display(sys.stdout).print_line
         with guard_extra("note: the plots of the sweep", print_line):
@@ -307,9 +336,8 @@ class ParentRun(CommandRun):
         compared: list[Path] = []
         with guard_extra("note: the comparison of the best jobs", print_line):
             compared, self.comparison = write_comparison(self.files.path, report.labelled)
-        if report.best_job is not None and report.best_job.are_folds:
-            options = self.plan.evaluation if self.plan else EvaluationOptions()
-            with guard_extra("note: the report of all folds", print_line):
-                compared += write_pooled(self.files.path, report.best_job, options)
+        if report.best_job is not None and report.best_job.are_folds and self.plan is not None and hooks is not None:
+            with guard_extra("note: the figures of all folds", print_line):
+                compared += write_pooled(self.files.path, report.best_job, self.plan, hooks)
         self.add_files(compared, self.files.evaluation.name)
         self.end(status, error)

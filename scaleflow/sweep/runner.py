@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -304,8 +304,8 @@ class SweepRunner:
         if is_recorded:
             self._send_earlier_jobs()
         code = self._choose_exit_code(report)
-        if parent.plan:
-            self._call_hooks(parent.plan, code)
+        if self._hooks is not None:
+            self._hooks.after_run({"exit_code": code, **describe_jobs(self._folder)})
         return code
 
     def _remove_files(self) -> None:
@@ -322,8 +322,12 @@ class SweepRunner:
             if is_earlier and not repair_quietly(self._folder / job.entry.folder):
                 return
 
-    def _call_hooks(self, plan: Plan, code: int) -> None:
-        """Calls the hooks of features after a sweep."""
+    @cached_property
+    def _hooks(self) -> FeatureHooks | None:
+        """The hooks of features at the end of a sweep; None if no job became ready in this command."""
+        plan = self._progress.parent.plan
+        if plan is None:
+            return None
         display = Display(sys.stdout)
         run = FollowedRun(
             plan=plan,
@@ -332,7 +336,7 @@ class SweepRunner:
             find_name=lambda: RunState.read(self._folder).name,
             print_note=lambda text: display.print_line(f"note: {text}", "yellow"),
         )
-        FeatureHooks(run).after_run({"exit_code": code, **describe_jobs(self._folder)})
+        return FeatureHooks(run)
 
     def _end_parent(self) -> SweepReport:
         """Ends the sweep's own run, and returns the final report."""
@@ -340,7 +344,7 @@ class SweepRunner:
         status: Status = "FINISHED" if self._choose_exit_code(report) == FINISHED else "FAILED"
         if self._stop.is_set():
             status = "KILLED"
-        self._progress.parent.conclude(report, status, self._explain_end(report))
+        self._progress.parent.conclude(report, status, self._explain_end(report), self._hooks)
         return report
 
     def _explain_end(self, report: SweepReport) -> str:

@@ -23,7 +23,7 @@ from scaleflow.interfaces import BY_SIZE, BySplit, Feed, LearnedState, Objective
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
-from scaleflow.interfaces.hooks import WorkerHook
+from scaleflow.interfaces.hooks import EvaluatedSplit, WorkerHook
 from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.answer_rules import AnswerRules
@@ -47,6 +47,7 @@ from scaleflow.worker.engine import (
     make_model_maker,
 )
 from scaleflow.worker.failures import explain_out_of_memory, is_out_of_memory
+from scaleflow.worker.hooks import call_before_test
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, compute_peak, is_chief
@@ -414,6 +415,8 @@ class EngineBuilder:
             return None
         kept = choose_kept_split(self.feeds, self.splits, self.data.source, plan=self.plan)
         if kept is not None:
+            split = EvaluatedSplit(plan=self.plan, name=kept.name, rows=kept.reader.raw)
+            call_before_test(self.data.hooks, split, self.emit)
             self.engine.keep_outputs(kept.feed, kept.keeper)
         return kept
 

@@ -34,7 +34,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.data import add_batch_dimension
 from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan, RunEnded
-from scaleflow.interfaces.hooks import ReadData
+from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, ReadData
 from scaleflow.runs import RunFolder, Task, WorkerProcess
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
@@ -42,10 +42,16 @@ from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.failures import guard
-from scaleflow.worker.hooks import call_after_data, load_hooks
+from scaleflow.worker.figures import FiguresThread
+from scaleflow.worker.hooks import (
+    call_after_data,
+    call_after_test,
+    call_before_test,
+    call_finish_test,
+    load_hooks,
+)
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
-from scaleflow.worker.report_thread import ReportThread
 from scaleflow.worker.runtime import Runtime, make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
@@ -78,6 +84,7 @@ class EvaluateModel(Task):
     command: str = ""  # the command that trusts the user's code which the run used
     is_new: bool = False  # whether the data are others than those of the run
     counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
+    is_shown: bool = True  # whether features see the predictions, and may make a report of them
     #: The plan of the run that trained the model, if the examples that it was trained on are to be found in the split
     trained: Plan | None = None
 
@@ -118,7 +125,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
         emit=emit,
         emit_late=emit,
     )
-    call_after_data(load_hooks(plan, emit), evaluated)
+    hooks = load_hooks(plan, emit)
+    call_after_data(hooks, evaluated)
     emit(PhaseBegan("loading the model"))
     model = open_model(plan, task, source, runtime=runtime)
     if task.trained is not None:
@@ -133,6 +141,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     if plan.evaluation.name != "none":
         kept = make_kept_split(split, feed, raw, source=source, plan=plan)
         kept = replace(kept, rule=rule, outputs=earlier.take_answers(source.outputs))
+        if task.is_shown:
+            call_before_test(hooks, EvaluatedSplit(plan=plan, name=split, rows=raw), emit)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
@@ -147,10 +157,24 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
         if predictions is not None:
-            title = f"{task.origin} on {describe_data_name(plan)}"
-            report = ReportThread(predictions, kept, folder=files.evaluation, title=title)
+            figures = FiguresThread(predictions, kept, files)
+            if task.is_shown:
+                shown = KeptPredictions(
+                    plan=plan,
+                    folder=files.path,
+                    title=f"{task.origin} on {describe_data_name(plan)}",
+                    predictions=predictions,
+                    analyse=figures.wait,
+                    reader=kept.reader,
+                    emit=emit,
+                )
+                call_after_test(hooks, shown)
+            figures.start()
+            if task.is_shown:
+                call_finish_test(hooks, emit)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
-            report.finish(0, known, "", emit=emit)  # the report has no examples of unknown classes
+            with guard("the figures of the test", emit):
+                figures.finish(0, known, "", emit=emit)  # they have no examples of unknown classes
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.errors import RunError
+from scaleflow.interfaces.events import Emit, Note
 
 if TYPE_CHECKING:
     from scaleflow.worker.trainer import Trainer
+
+#: Seconds that the end of a run waits for the user's code that makes the layers of a model again.
+LOAD_SECONDS = 30.0
+
+
+class LoadCheck(threading.Thread):
+    """Loads the exported Keras file in the background, as `evaluate` will."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="load", daemon=True)
+        self._folder = folder
+        self._fault: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        from scaleflow.model import find_load_fault
+
+        self._fault = find_load_fault(self._folder)
+
+    def finish(self, emit: Emit) -> None:
+        """Waits for it, and reports what `evaluate` will say."""
+        self.join(LOAD_SECONDS)
+        if self._fault:
+            emit(Note(f"model: scaleflow evaluate and model.init_from cannot load its .keras file: {self._fault}"))
 
 
 def export_model(trainer: Trainer) -> str:

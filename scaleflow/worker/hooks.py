@@ -11,7 +11,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.features import import_named, list_features
-from scaleflow.interfaces.hooks import ReadData, TrainedRun, WorkerHook
+from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, ReadData, TrainedRun, WorkerHook
 from scaleflow.worker.failures import guard, is_loss_of_peer
 
 
@@ -48,6 +48,13 @@ def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str
         with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), refuses_run):
             kept |= hook.after_data(data)
     return kept
+
+
+def call_before_test(hooks: Mapping[str, WorkerHook], split: EvaluatedSplit, emit: Emit) -> None:
+    """Shows all hooks the split whose predictions will be kept. Raises ConfigError if one refuses the run."""
+    for name, hook in hooks.items():
+        with guard_extra(f"the feature {name}", lambda text: emit(Note(text)), refuses_run):
+            hook.before_test(split)
 
 
 def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: Callable[[Path], object]) -> None:
@@ -87,11 +94,25 @@ def make_after_epoch(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> Callab
     return call_after_epoch
 
 
+def call_after_test(hooks: Mapping[str, WorkerHook], kept: KeptPredictions) -> None:
+    """Shows all hooks the predictions of the test."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", kept.emit):
+            hook.after_test(kept)
+
+
 def call_after_export(hooks: Mapping[str, WorkerHook], run: TrainedRun, step: int) -> None:
     """Shows all hooks the trained model, which was exported."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.after_export(run, step)
+
+
+def call_finish_test(hooks: Mapping[str, WorkerHook], emit: Emit) -> None:
+    """Lets all hooks report what they made of the predictions of the test."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", emit):
+            hook.finish_test()
 
 
 def call_at_end(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:

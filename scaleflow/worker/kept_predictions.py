@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-ID_KEY, SLICES_KEY, DIVISION_KEY = "evaluation.id", "evaluation.slices", "dataset.split.column"
+ID_KEY, DIVISION_KEY = "evaluation.id", "dataset.split.column"
 
 
 class PredictionKeeper:
@@ -92,12 +92,12 @@ class PredictionKeeper:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """Reads the raw inputs of examples of a split, given by their ascending indices [n] int64 (`InputReader`)."""
+    """Reads the raw inputs of examples of a split, given by their ascending places [n] int64."""
 
     raw: Rows  # the split before its preprocessing
     inputs: InputStructure
-    #: Reads the columns `evaluation.slices`; None if there are none
-    read_slices: Callable[[Array], Mapping[str, Any]] | None = None
+    #: What reads further columns
+    more: Sequence[Callable[[Array], Mapping[str, Any]]] = ()
     #: The preprocessing, by the names of inputs
     transforms: Mapping[tuple[str, ...], Callable[[Any], Any]] = field(default_factory=dict)
     has_folds: bool = False  # whether the model of a training also takes the number of a fold, which these have none of
@@ -121,15 +121,19 @@ class ExampleReader:
         return {**converted, FOLD: np.full(len(next(iter(converted.values()))), -1, np.int32)}
 
     def read_columns(self, examples: Array) -> Mapping[str, Array]:
-        """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
+        """Returns the inputs with one value each, and the columns that were added, by name: [n]."""
 
         columns: dict[str, Any] = {}
         if any(not each.shape for each in name_leaves(self.inputs).values()):
             values = name_leaves(self.raw.read(examples)[0])
             columns = {name or "input": each for name, each in values.items() if each.ndim == 1}
-        if self.read_slices is not None:
-            columns |= self.read_slices(examples)
+        for read in self.more:
+            columns |= read(examples)
         return {name: each.to_numpy() if hasattr(each, "to_numpy") else each for name, each in columns.items()}
+
+    def add_columns(self, read: Callable[[Array], Mapping[str, Any]]) -> ExampleReader:
+        """Returns a reader of further columns, which `read` returns by name, [n] each."""
+        return replace(self, more=(*self.more, read))
 
     def read_pictures(self, examples: Array) -> Array | None:
         """Returns pictures [n, height, width, channels] uint8 of the first input that is one; None if none is."""
@@ -227,7 +231,7 @@ def choose_kept_split(feeds: BySplit[Feed], splits: Splits, source: Source, plan
     """Returns the test split, or the validation split without one or if it is a fold; None if there is neither, or if
     its examples are not the raw ones, with `debug=overfit`.
 
-    Raises ConfigError if the data lacks a column that `evaluation` names.
+    Raises ConfigError if the data lacks the column that `evaluation.id` names.
     """
     name = "test" if feeds.test is not None and plan.dataset.fold is None else "validation"
     feed = feeds.by_name().get(name)
@@ -238,19 +242,18 @@ def choose_kept_split(feeds: BySplit[Feed], splits: Splits, source: Source, plan
 
 
 def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan) -> KeptSplit:
-    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `evaluation`."""
+    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks `evaluation.id`."""
     from scaleflow.dataset.reading.division import encode_keys
 
     options, rule = plan.evaluation, plan.dataset.split
     encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if they are not those of the examples
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
-    read_slices = raw.open_columns(options.slices, SLICES_KEY) if options.slices else None
     return KeptSplit(
         name,
         feed,
         PredictionKeeper(source.outputs, feed),
         outputs=source.outputs,
-        reader=ExampleReader(raw, source.inputs, read_slices),
+        reader=ExampleReader(raw, source.inputs),
         read_id=read_id,
         rule=rule,
         options=options,

@@ -17,19 +17,20 @@ from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker.build import build_training
-from scaleflow.worker.export import export_model
+from scaleflow.worker.export import LoadCheck, export_model
 from scaleflow.worker.failures import guard, is_loss_of_peer
+from scaleflow.worker.figures import begin_figures, import_ahead
 from scaleflow.worker.hooks import (
     call_after_build,
     call_after_export,
     call_at_end,
     call_at_ready,
+    call_finish_test,
     close_hooks,
     make_after_epoch,
 )
 from scaleflow.worker.metadata import explain_changed_data, explain_other_data, report_changes, report_confusion
 from scaleflow.worker.ready import list_params, report_ready
-from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
 from scaleflow.worker.runtime import make_startup_timer
 from scaleflow.worker.trainer import Trainer
 
@@ -293,9 +294,9 @@ def train_and_export(trainer: Trainer) -> None:
         worker_sync.leave()
         return
     setup = trainer.setup = trainer.setup.take_answers(spec)
-    report = None
-    with guard("the kept predictions and the report of the test", emit):
-        report = begin_report(trainer, result)
+    figures = None
+    with guard("the kept predictions and the figures of the test", emit):
+        figures = begin_figures(trainer, result)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         with guard("the confusion matrix", emit):
@@ -304,10 +305,10 @@ def train_and_export(trainer: Trainer) -> None:
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records:
         call_after_export(setup.hooks, trainer.run, result.model_step)
-    if report is not None:
-        emit(PhaseBegan("making the report"))
-        with guard("the report of the test", emit):
-            report.finish(result.model_step, result.test, report.prefix, emit=emit)
+    if figures is not None:
+        call_finish_test(setup.hooks, emit)
+        with guard("the figures of the test", emit):
+            figures.finish(result.model_step, result.test, figures.prefix, emit=emit)
     if load_check is not None:
         load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from scaleflow.evaluation.analysis import METRICS, Analysis, analyse_predictions, write_metrics
 from scaleflow.evaluation.collector import PredictionCollector
-from scaleflow.evaluation.findings import KnownOfRun
-from scaleflow.evaluation.model_report import ModelReport, make_report
 from scaleflow.evaluation.predictions import Predictions, load_predictions, make_predictions_table, save_predictions
 from scaleflow.interfaces import EvaluationOptions, Outputs, OutputStructure, name_leaves
 
@@ -55,29 +54,10 @@ def draw_predictions(outputs: OutputStructure, count: int, seed: int = 0, weight
     return make_predictions(outputs, values, weights)
 
 
-class Reader:
-    """An `InputReader` of columns that are in memory."""
-
-    def __init__(self, pictures: Array | None = None, **columns: Array) -> None:
-        self._columns = columns
-        self._pictures = pictures
-
-    def read_columns(self, examples: Array) -> Mapping[str, Array]:
-        return {name: values[examples] for name, values in self._columns.items()}
-
-    def read_pictures(self, examples: Array) -> Array | None:
-        return None if self._pictures is None else self._pictures[examples]
-
-
-def report_in(
-    folder: Path,
-    predictions: Predictions,
-    reader: Reader | None = None,
-    known: KnownOfRun | None = None,
-    metrics: Any = None,
-    **options: Any,
-) -> ModelReport:
-    """Makes the report of predictions that were written and read again."""
+def analyse_in(folder: Path, predictions: Predictions, metrics: Any = None, **options: Any) -> Analysis:
+    """The figures of predictions that were written and read again; `metrics.json` is in the folder."""
     save_predictions(folder / "predictions.parquet", predictions)
     kept = load_predictions(folder / "predictions.parquet")
-    return make_report(kept, EvaluationOptions(**options), known, reader or Reader(), folder, "a run", metrics)
+    analysis = analyse_predictions(kept, EvaluationOptions(**options), metrics or {})
+    (folder / METRICS).write_text(write_metrics(kept, analysis))
+    return analysis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +30,10 @@ from tests.evaluation.made import (
     LABELS,
     PRICE,
     TWO,
+    analyse_in,
     draw_predictions,
     draw_values,
     make_predictions,
-    report_in,
 )
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
@@ -301,14 +300,13 @@ def test_rows_without_a_target_do_not_count_and_those_with_nan_are_wrong(tmp_pat
     values["target"][:10] = -1
     values["output"][10:15] = np.nan
     values["target"][10:15] = 0  # NaN does not count as the first class
-    report = report_in(tmp_path, make_predictions(outputs, {"": values}))
+    analysis = analyse_in(tmp_path, make_predictions(outputs, {"": values}))
     right = values["output"][15:].argmax(axis=1) == values["target"][15:]
-    assert report.figures["accuracy"].value == pytest.approx(right.sum() / 90, **EXACT)
+    assert analysis.figures["accuracy"].value == pytest.approx(right.sum() / 90, **EXACT)
     answers = np.append(np.full(5, 9), values["output"][15:].argmax(axis=1))
     recall = metrics.recall_score(values["target"][10:], answers, average="macro", labels=range(4))
-    assert report.figures["balanced_accuracy"].value == pytest.approx(recall, **EXACT)
-    assert report.findings[0].rule == "not finite"
-    assert "no answer for 5 examples" in report.findings[0].text
+    assert analysis.figures["balanced_accuracy"].value == pytest.approx(recall, **EXACT)
+    assert analysis.outputs[0].facts["not_finite"] == 5
 
 
 @pytest.mark.parametrize("kind", ["binary", "multi_label", "regression"])
@@ -319,12 +317,12 @@ def test_outputs_that_are_not_finite_are_wrong_answers(tmp_path: Path, kind: Any
     targets = outputs + 0.1 if kind == "regression" else (outputs > 0).astype(np.float32)  # all are right
     outputs[:6, 0] = [np.nan, np.inf, -np.inf, np.nan, np.nan, np.nan]
     targets[:6, 0] = [0, 1, 0, 0, 1, 1]
-    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
-    assert "no answer for 6 examples" in report.findings[0].text
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    assert analysis.outputs[0].facts["not_finite"] == 6
     if kind == "regression":
-        assert np.isnan(report.figures["mae"].value)
+        assert np.isnan(analysis.figures["mae"].value)
     else:
-        assert report.figures["accuracy"].value == pytest.approx(1 - 6 / outputs.size, **EXACT)
+        assert analysis.figures["accuracy"].value == pytest.approx(1 - 6 / outputs.size, **EXACT)
     kept = make_predictions(described, {"": {"target": targets, "output": outputs}})
     column = "prediction" if kind == "binary" else "prediction_0"
     assert kept.table[column].null_count == (0 if kind == "regression" else 6)
@@ -336,12 +334,12 @@ def test_outputs_that_are_not_finite_change_nothing_in_examples_of_weight_0(tmp_
     values = draw_values(described, 60)
     weights = np.ones(60, np.float32)
     weights[:6] = 0
-    clean = report_in(tmp_path, make_predictions(described, {"": values}, weights))
+    clean = analyse_in(tmp_path, make_predictions(described, {"": values}, weights))
     values["output"][:6] = np.nan
-    report = report_in(tmp_path, make_predictions(described, {"": values}, weights))
-    assert "not finite" not in [finding.rule for finding in report.findings]
-    for name in set(report.figures) & {"accuracy", "balanced_accuracy", "macro_f1", "mae", "rmse", "r2"}:
-        assert report.figures[name].value == pytest.approx(clean.figures[name].value, **EXACT), name
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": values}, weights))
+    assert not analysis.outputs[0].facts.get("not_finite")
+    for name in set(analysis.figures) & {"accuracy", "balanced_accuracy", "macro_f1", "mae", "rmse", "r2"}:
+        assert analysis.figures[name].value == pytest.approx(clean.figures[name].value, **EXACT), name
 
 
 @pytest.mark.parametrize("kind", ["multi_label", "regression"])
@@ -351,13 +349,13 @@ def test_a_column_whose_examples_all_have_weight_0_is_left_out(tmp_path: Path, k
     weights = np.ones(80, np.float32)
     weights[:20] = 0
     values["target"][20:, 0] = -9
-    report = report_in(tmp_path, make_predictions(described, {"": values}, weights))
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": values}, weights))
     target, output = (values[name][20:, 1].astype(np.float64) for name in ("target", "output"))
     if kind == "regression":
-        assert report.figures["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
-        assert report.figures["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
+        assert analysis.figures["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
+        assert analysis.figures["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
     else:
-        assert report.figures["macro_f1"].value == pytest.approx(metrics.f1_score(target, output > 0), **EXACT)
+        assert analysis.figures["macro_f1"].value == pytest.approx(metrics.f1_score(target, output > 0), **EXACT)
 
 
 def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
@@ -368,18 +366,17 @@ def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> 
     whole = targets.copy()
     targets[::2, 0], targets[1::2, 1] = -999, -999  # no example has both
     targets[:4] = -999
-    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
     errors = [np.abs(outputs - whole)[5::2, 0], np.abs(outputs - whole)[4::2, 1]]
     both = np.concatenate(errors)
-    assert report.figures["mae"].value == pytest.approx(both.mean(), **EXACT)
-    assert report.figures["rmse"].value == pytest.approx(np.sqrt(np.square(both).mean()), **EXACT)
-    assert report.figures["mae"].low < both.mean() < report.figures["mae"].high
-    rows = list(csv.DictReader((tmp_path / "per_class.csv").read_text().splitlines()))
-    assert [(row["value"], row["examples"]) for row in rows] == [("low", "198"), ("high", "198")]
-    assert [float(row["mae"]) for row in rows] == pytest.approx([each.mean() for each in errors], rel=1e-4)
+    assert analysis.figures["mae"].value == pytest.approx(both.mean(), **EXACT)
+    assert analysis.figures["rmse"].value == pytest.approx(np.sqrt(np.square(both).mean()), **EXACT)
+    assert analysis.figures["mae"].low < both.mean() < analysis.figures["mae"].high
+    rows = analysis.outputs[0].classes
+    assert [(row["value"], row["examples"]) for row in rows] == [("low", 198), ("high", 198)]
+    assert [row["mae"].value for row in rows] == pytest.approx([each.mean() for each in errors], **EXACT)
     kept = json.loads((tmp_path / "metrics.json").read_text())
     assert kept["outputs"][""]["examples"] == 396
-    assert "396 of them have a target" in (tmp_path / "report.html").read_text()
 
 
 def test_each_label_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
@@ -389,16 +386,16 @@ def test_each_label_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> 
     targets = (outputs + random.normal(size=(300, 3)) > 0).astype(np.float32)
     targets[np.arange(300), random.integers(0, 2, 300)] = -1  # no example has all
     targets[:, 2] = -1  # a label without any
-    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
     kept = targets != -1
     right = (outputs > 0) == (targets > 0.5)
-    assert report.figures["accuracy"].value == pytest.approx(right[kept].mean(), **EXACT)
+    assert analysis.figures["accuracy"].value == pytest.approx(right[kept].mean(), **EXACT)
     columns = [(targets[k, n], outputs[k, n] > 0) for n, k in enumerate(kept.T) if k.any()]
-    assert report.figures["macro_f1"].value == pytest.approx(np.mean([metrics.f1_score(*each) for each in columns]))
-    rows = list(csv.DictReader((tmp_path / "per_class.csv").read_text().splitlines()))
-    assert [int(row["examples"]) for row in rows] == kept.sum(axis=0).tolist()
+    assert analysis.figures["macro_f1"].value == pytest.approx(np.mean([metrics.f1_score(*each) for each in columns]))
+    rows = analysis.outputs[0].classes
+    assert [row["examples"] for row in rows] == kept.sum(axis=0).tolist()
     areas = [metrics.roc_auc_score(targets[k, n], outputs[k, n]) for n, k in enumerate(kept.T) if k.any()]
-    assert [float(row["roc_auc"]) for row in rows[:2]] == pytest.approx(areas, rel=1e-4)
+    assert [row["roc_auc"].value for row in rows[:2]] == pytest.approx(areas, **EXACT)
 
 
 @pytest.mark.parametrize("kind", ["classification", "binary", "multi_label", "regression"])
@@ -406,5 +403,5 @@ def test_an_output_without_any_target_has_no_figures(tmp_path: Path, kind: Any) 
     described = Outputs(kind, (1,) if kind == "binary" else (3,), ignore=-1)
     output = np.zeros((20, *described.shape), np.float32)
     target = np.full((20, *described.target_shape), -1, np.int32 if kind == "classification" else np.float32)
-    report = report_in(tmp_path, make_predictions(described, {"": {"target": target, "output": output}}))
-    assert all(np.isnan(figure.value) for name, figure in report.figures.items() if name in ("accuracy", "mae"))
+    analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": target, "output": output}}))
+    assert all(np.isnan(figure.value) for name, figure in analysis.figures.items() if name in ("accuracy", "mae"))

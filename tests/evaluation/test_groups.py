@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -21,10 +20,9 @@ from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import GROUP, TIME, Predictions, load_predictions
 from scaleflow.evaluation.resampling import BLOCKS, Resamples, Units, number_blocks
-from scaleflow.evaluation.slices import find_slices
 from scaleflow.interfaces.figure import Figure
 from tests.conftest import Command
-from tests.evaluation.made import BINARY, CLASSES, Reader, draw_values, make_predictions, report_in
+from tests.evaluation.made import BINARY, CLASSES, draw_values, make_predictions
 
 Array = np.ndarray[Any, Any]
 
@@ -212,32 +210,6 @@ def test_the_groups_of_either_model_count_and_so_do_customers_that_differ() -> N
     one = make_visits(np.array([True]))
     (found,) = compare_predictions(one, make_visits(np.array([False])))
     assert found.is_noise, "one customer shows nothing"
-
-
-def test_the_report_says_what_is_drawn_and_that_few_groups_are_rough(tmp_path: Path) -> None:
-    report = report_in(tmp_path, make_visits(np.arange(12) < 8), Reader())
-    page = (tmp_path / "report.html").read_text()
-    assert "intervals over 12 groups of customer." in page
-    assert json.loads((tmp_path / "metrics.json").read_text())["intervals_over"] == "12 groups of customer"
-    assert "few groups" not in {each.rule for each in report.findings}
-    report = report_in(tmp_path, make_visits(np.arange(5) < 3), Reader())
-    assert next(each.text for each in report.findings) == "intervals are rough, over 5 groups of customer"
-    unequal = make_visits(np.arange(13) < 9, GROUP, np.repeat([0] * 12 + [1], 20))
-    assert unequal.units is not None
-    assert unequal.units.describe() == "2 groups of customer (unequal: as 1 of one size)"
-
-
-def test_a_customer_is_no_weak_slice() -> None:
-    """A slice of few customers that are all wrong may be chance; one of many is not."""
-    made = make_visits(np.arange(60) % 6 > 0)
-    analysis = analyse_output(made, "", BINARY, 0)
-    customers = np.repeat(np.arange(60), 20)
-    for column, is_weak in ((np.isin(customers, [0, 6]), False), (customers % 6 == 0, True)):
-        plain = replace(made, table=made.table.drop_columns([GROUP]))
-        columns, read = {"town": np.where(column, "b", "a")}, np.arange(1200)
-        found = {row["slice"]: row["is_weak"] for row in find_slices(made, analysis, columns, read, 50)}
-        assert found["b"] is is_weak
-        assert {row["slice"]: row["is_weak"] for row in find_slices(plain, analysis, columns, read, 50)}["b"]
 
 
 def test_chance_makes_a_larger_calibration_error_over_groups() -> None:

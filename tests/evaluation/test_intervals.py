@@ -30,7 +30,7 @@ from tests.evaluation.coverage import (
     list_figures,
     simulate,
 )
-from tests.evaluation.made import BINARY, draw_predictions, draw_values, make_predictions, report_in
+from tests.evaluation.made import BINARY, analyse_in, draw_predictions, draw_values, make_predictions
 
 Array = np.ndarray[Any, Any]
 
@@ -187,17 +187,17 @@ def test_own_metrics_draw_all_rows_or_leave_out_parts() -> None:
 
 def test_one_report_has_one_interval_for_one_figure(tmp_path: Path) -> None:
     functions = {"roc_auc_score": metrics.roc_auc_score, "mine": lambda t, y_score: metrics.roc_auc_score(t, y_score)}
-    report = report_in(tmp_path, draw_predictions(BINARY, 300), metrics=functions)
-    assert report.figures["roc_auc_score"] == pytest.approx(report.figures["roc_auc"])
+    analysis = analyse_in(tmp_path, draw_predictions(BINARY, 300), metrics=functions)
+    assert analysis.figures["roc_auc_score"] == pytest.approx(analysis.figures["roc_auc"])
 
 
 def test_a_report_of_a_rare_class_has_its_figures(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     target = (random.random((3000, 1)) < 0.03).astype(np.float32)
     output = (2 * target - 3 + random.normal(size=(3000, 1))).astype(np.float32)
-    report = report_in(tmp_path, make_predictions(BINARY, {"": {"target": target, "output": output}}))
-    assert report.figures["average_precision"].low > 0
-    assert {"roc_auc", "average_precision"} <= set(report.own)
+    analysis = analyse_in(tmp_path, make_predictions(BINARY, {"": {"target": target, "output": output}}))
+    assert analysis.figures["average_precision"].low > 0
+    assert {"roc_auc", "average_precision"} <= set(analysis.own)
 
 
 def test_a_threshold_keeps_the_intervals_of_the_likelier_class() -> None:

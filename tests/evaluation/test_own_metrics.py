@@ -12,7 +12,7 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.own_metrics import measure_own
 from scaleflow.interfaces import Target
-from tests.evaluation.made import BINARY, CLASSES, PRICE, draw_predictions, report_in
+from tests.evaluation.made import BINARY, CLASSES, PRICE, analyse_in, draw_predictions
 
 
 def cost(targets: Any, answers: Any, alarm: float = 1.0) -> float:
@@ -86,12 +86,12 @@ def test_values_get_theirs_and_failures_are_named(tmp_path: Any) -> None:
         "fail": "it returned 'much', and a number is needed",
         "roc_auc_score": "it takes probabilities, and this output keeps none",
     }
-    report = report_in(tmp_path, kept, metrics=functions)
-    assert report.own == ["median_absolute_error"]
-    assert [each.text for each in report.findings][:2] == [
-        "fail is missing: it returned 'much', and a number is needed",
-        "roc_auc_score is missing: it takes probabilities, and this output keeps none",
-    ]
+    analysis = analyse_in(tmp_path, kept, metrics=functions)
+    assert analysis.own == ["median_absolute_error"]
+    assert analysis.missing == {
+        "fail": "it returned 'much', and a number is needed",
+        "roc_auc_score": "it takes probabilities, and this output keeps none",
+    }
 
 
 def test_draws_that_fail_do_not_count() -> None:
@@ -142,7 +142,7 @@ def accuracy(targets: Any, answers: Any) -> float:
 
 def test_a_metric_does_not_take_the_place_of_a_figure(tmp_path: Any) -> None:
     kept = draw_predictions(BINARY, 300)
-    report = report_in(tmp_path, kept, metrics=bind(Target("evaluation.metrics[0]", f"{__name__}.accuracy")))
-    assert report.figures["accuracy"].value <= 1
-    assert report.own == []
-    assert report.findings[0].text == "accuracy is missing: the report has a figure of this name; use another"
+    analysis = analyse_in(tmp_path, kept, metrics=bind(Target("evaluation.metrics[0]", f"{__name__}.accuracy")))
+    assert analysis.figures["accuracy"].value <= 1
+    assert analysis.own == []
+    assert analysis.missing == {"accuracy": "the report has a figure of this name; use another"}

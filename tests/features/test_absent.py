@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,20 @@ def test_everything_else_works_without_a_feature(name: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_core_works_without_all_features(tmp_path: Path) -> None:
     check_without(list_features(), tmp_path)
+
+
+@pytest.mark.slow
+def test_without_the_report_a_run_keeps_its_figures(tmp_path: Path) -> None:
+    package, work = hide(["report"], tmp_path), tmp_path / "work"
+    work.mkdir()
+    line = f"{SMALL} tracking=none hydra.run.dir=run"
+    ended = run_commands([line], package, work)
+    assert ended.stdout.endswith(f"exit code 0 of {line}\n"), ended.stderr
+    assert {path.name for path in (work / "run" / "evaluation").iterdir()} == {"metrics.json", "predictions.parquet"}
+    assert (work / "run" / "model" / "model.keras").exists()
+    assert '"test/accuracy_low"' in (work / "run" / "events.jsonl").read_text()
+    assert re.search(r"^test accuracy +\S+ \(\S+ to \S+; baseline ", ended.stdout, re.M)
+    assert "note:" not in ended.stdout
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ TESTS = (
     "tests/checkpoint",
     "tests/precision",
     "tests/optimizer",
-    "tests/evaluation/test_model_report.py",
+    "tests/features/report/test_page.py",
     "tests/features/predict/test_command.py",
     "tests/promotion/test_command.py",
     "tests/sweep/test_real.py",

@@ -16,7 +16,7 @@ EXTRAS = {
     "report_metadata": "the description of the data and of the model",
     "write_data_files": "the list of the data's files",
     "write_sheet": "the sheet of augmented examples",
-    "begin_report": "the kept predictions and the report of the test",
+    "begin_figures": "the kept predictions and the figures of the test",
     "report_confusion": "the confusion matrix",
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
 from scaleflow.dataset.schema import SplitSample
-from scaleflow.evaluation.slices import score_column
+from scaleflow.evaluation.single_column import score_column
 from scaleflow.features.checks.drift import FAULT, HINT, MOST_NAMED, DataFinding
 from scaleflow.interfaces.formatting import join_first
 

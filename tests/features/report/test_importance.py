@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from scaleflow.evaluation.findings import judge_columns
 from scaleflow.evaluation.outputs import analyse_output
+from scaleflow.features.report.feature import ReportOptions
+from scaleflow.features.report.findings import judge_columns
+from scaleflow.features.report.importance import measure_columns, measure_constant, score_outputs
 from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs
-from scaleflow.worker.report_thread import measure_columns
+from scaleflow.interfaces.hooks import KeptPredictions
 from tests.evaluation.made import BINARY, CLASSES, LABELS, PRICE, make_predictions
+from tests.features.report.made import make_plan
 
 Array = np.ndarray[Any, Any]
 
@@ -26,11 +30,18 @@ def measure(
     """What is measured of columns, and the analysis, for a model that is a function of columns."""
     inputs = {name: Inputs((), "float32") for name in columns}
     reader = SimpleNamespace(inputs=inputs, read_examples=lambda _: (columns, target), preprocess=lambda each: each)
-    engine = SimpleNamespace(predict=lambda changed: model(**changed))
     predictions = make_predictions(outputs, {"": {"target": target, "output": model(**columns)}}, weights)
-    kept = SimpleNamespace(reader=reader, outputs=outputs, options=EvaluationOptions(importance=5000))
-    found = measure_columns(cast(Any, engine), cast(Any, kept), predictions)
-    return found, analyse_output(predictions, "", outputs, 0)
+    kept = KeptPredictions(
+        plan=make_plan(EvaluationOptions(), ReportOptions(importance=5000)),
+        folder=Path(),
+        title="",
+        predictions=predictions,
+        analyse=cast(Any, None),
+        reader=cast(Any, reader),
+        emit=print,
+        predict=lambda changed: model(**changed),
+    )
+    return measure_columns(kept), analyse_output(predictions, "", outputs, 0)
 
 
 def draw_columns(seed: int, share: float = 0.06) -> tuple[dict[str, Array], Array]:
@@ -113,8 +124,6 @@ def test_targets_that_do_not_count_are_left_out() -> None:
 
 @pytest.mark.parametrize("kind", ["regression", "multi_label"])
 def test_examples_with_some_missing_targets_are_used(kind: Any) -> None:
-    from scaleflow.worker.report_thread import measure_constant, score_outputs
-
     random = np.random.default_rng(0)
     described = Outputs(kind, (2,), ignore=-9)
     target = (random.random((40, 2)) > 0.5).astype(np.float64)

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow
 import pytest
 
-from scaleflow.evaluation.findings import KnownOfRun
 from scaleflow.evaluation.outputs import analyse_output
-from scaleflow.evaluation.slices import divide_values, find_slices, score_column
+from scaleflow.features.report.findings import KnownOfRun
+from scaleflow.features.report.slices import divide_values, find_slices
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import to_json
 from tests.conftest import Command
@@ -27,13 +27,12 @@ from tests.evaluation.made import (
     LABELS,
     PRICE,
     TWO,
-    Reader,
     draw_predictions,
     draw_values,
     make_predictions,
-    report_in,
 )
 from tests.event_log import events_in
+from tests.features.report.made import Reader, report_in
 
 KINDS = {"classes": CLASSES, "two classes": BINARY, "labels": LABELS, "a value": PRICE, "two values": TWO}
 
@@ -48,25 +47,27 @@ def test_a_report_is_one_page_that_loads_nothing_and_its_tables(tmp_path: Path, 
     predictions = draw_predictions(outputs, 300)
     colour = np.array(["red", "blue", "<b>"], object)[np.arange(300) % 3]
     report = report_in(tmp_path, predictions, Reader(colour=colour))
-    page = (tmp_path / "report.html").read_text()
-    assert {str(path) for path in report.files} <= {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")}
+    page = (tmp_path / "evaluation" / "report.html").read_text()
+    assert {str(path) for path in report.files} <= {str(p.relative_to(report.folder)) for p in report.folder.rglob("*")}
     assert "all 300 examples of the test split" in page
     outside = re.findall(r"(?:src|href|url)\W+(?!data:)[\w:/.]+", page) + re.findall(r"https?://(?!www\.w3\.org)", page)
     assert outside == []
     assert "<b>" not in page.replace("<b>labels", "").replace("<b>weak", "").replace("<b>calibration", "")
     assert page.count("<svg") == len([path for path in report.files if path.suffix == ".svg"]) >= 1
     assert page.count("<section>") == page.count("</section>")
-    recorded = json.loads((tmp_path / "metrics.json").read_text())
+    recorded = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     for output, values in recorded["outputs"].items():
         for metric, figure in values["metrics"].items():
             assert figure["value"] == report.figures[f"{output}/{metric}" if output else metric].value
             assert figure["low"] is None or figure["low"] <= figure["value"] <= figure["high"]
-    assert {row["slice"] for row in read_table(tmp_path / "slices.csv") if row["column"] == "colour"} == {
+    assert {
+        row["slice"] for row in read_table(tmp_path / "evaluation" / "slices.csv") if row["column"] == "colour"
+    } == {
         "red",
         "blue",
         "<b>",
     }
-    mistakes = read_table(tmp_path / "mistakes.csv")
+    mistakes = read_table(tmp_path / "evaluation" / "mistakes.csv")
     assert len(mistakes) >= 24
     assert mistakes[0]["colour"] == colour[int(mistakes[0]["example"])]
 
@@ -74,7 +75,7 @@ def test_a_report_is_one_page_that_loads_nothing_and_its_tables(tmp_path: Path, 
 def test_slices_are_measured_as_the_figures_of_their_name(tmp_path: Path) -> None:
     predictions = draw_predictions(replace(BINARY, threshold=0.3), 300)
     report = report_in(tmp_path, predictions, Reader(colour=np.array(["red"] * 300, object)))
-    metrics = {row["metric"] for row in read_table(tmp_path / "slices.csv")}
+    metrics = {row["metric"] for row in read_table(tmp_path / "evaluation" / "slices.csv")}
     assert metrics == {"accuracy_at_threshold"}
     assert "accuracy_at_threshold" in report.figures
 
@@ -94,20 +95,20 @@ def test_a_sample_and_no_intervals_are_said(tmp_path: Path) -> None:
     predictions = draw_predictions(CLASSES, 100)
     object.__setattr__(predictions, "examples", 5000)
     report = report_in(tmp_path, predictions, intervals=0, worst=0)
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "evaluation" / "report.html").read_text()
     assert "a fixed sample of 100 of the 5,000 examples" in page
     assert "In brackets" not in page
     assert np.isnan(report.figures["accuracy"].low)
-    assert not (tmp_path / "mistakes.csv").exists()
+    assert not (tmp_path / "evaluation" / "mistakes.csv").exists()
 
 
 def test_mistakes_are_shown_with_their_pictures_and_the_surest_first(tmp_path: Path) -> None:
     predictions = draw_predictions(CLASSES, 200)
     pictures = np.random.default_rng(0).integers(256, size=(200, 10, 20, 3), dtype=np.uint8)
     report_in(tmp_path, predictions, Reader(pictures), worst=5)
-    page = (tmp_path / "report.html").read_text()
-    assert (tmp_path / "mistakes.png").read_bytes().startswith(b"\x89PNG")
-    rows = read_table(tmp_path / "mistakes.csv")
+    page = (tmp_path / "evaluation" / "report.html").read_text()
+    assert (tmp_path / "evaluation" / "mistakes.png").read_bytes().startswith(b"\x89PNG")
+    rows = read_table(tmp_path / "evaluation" / "mistakes.csv")
     surest = [float(row["target_probability"]) - float(row["probability"]) for row in rows]
     suspected = [row["suspected_label"] == "True" for row in rows]
     assert suspected == sorted(suspected, reverse=True)
@@ -163,7 +164,7 @@ def test_the_weak_slice_comes_first_for_each_measure(tmp_path: Path, answer: str
     if answer == "sets":
         values["output"][is_bad] = np.roll(values["output"][is_bad], 1, axis=1)
     report = report_in(tmp_path, make_predictions(outputs, {"": values}), Reader(town=town))
-    rows = [row for row in read_table(tmp_path / "slices.csv") if row["column"] == "town"]
+    rows = [row for row in read_table(tmp_path / "evaluation" / "slices.csv") if row["column"] == "town"]
     weak = [(row["slice"], row["metric"]) for row in rows if row["is_weak"] == "True"]
     measures = {"threshold": ["accuracy_at_threshold"], "sets": ["accuracy", "coverage"], "labels": ["accuracy"]}
     wanted = measures.get(answer, ["mae" if answer == "a value" else "error in standard deviations"])
@@ -227,8 +228,25 @@ def test_findings_name_their_rule_and_figure(tmp_path: Path) -> None:
     assert {"overfit", "baseline", "recall 0", "BatchNorm"} <= set(found)
     assert f"accuracy is {accuracy + 0.2:.4g} in training and {accuracy:.4g} (" in found["overfit"].text
     assert re.match(r"not found once: dog \(\d+ examples, never predicted\)", found["recall 0"].text)
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "evaluation" / "report.html").read_text()
     assert page.index("BatchNorm") < page.index("<h2>Metrics")
+
+
+def test_outputs_without_an_answer_and_examples_without_a_target_are_said(tmp_path: Path) -> None:
+    outputs = Outputs("classification", (4,), names=CLASSES.names, ignore=-1)
+    values = draw_values(outputs, 100)
+    values["target"][:10] = -1
+    values["output"][10:15] = np.nan
+    report = report_in(tmp_path, make_predictions(outputs, {"": values}))
+    assert report.findings[0].rule == "not finite"
+    assert "no answer for 5 examples" in report.findings[0].text
+    assert "90 of them have a target" in report.page
+
+
+def test_a_metric_that_is_missing_is_a_finding(tmp_path: Path) -> None:
+    report = report_in(tmp_path, draw_predictions(BINARY, 300), metrics={"accuracy": lambda targets, answers: 0.5})
+    text = "accuracy is missing: the report has a figure of this name; use another"
+    assert (report.findings[0].rule, report.findings[0].text) == ("metric", text)
 
 
 def test_a_class_that_is_not_found_once_is_named_whatever_its_size(tmp_path: Path) -> None:
@@ -255,19 +273,18 @@ def test_learning_curves_and_the_learning_rate_are_drawn(tmp_path: Path) -> None
         "train/gradient_norm": [(0.0, 2.0), (3.0, 1.0)],
     }
     report = report_in(tmp_path, draw_predictions(CLASSES, 100), known=KnownOfRun(curves=curves))
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "evaluation" / "report.html").read_text()
     section = page.partition("<h2>Learning curves")[2].partition("</section>")[0]
     assert re.findall(r"<h3>(.*?)</h3>", section) == ["loss", "accuracy", "learning rate", "gradient norm"]
     assert "Training: 1 at the end; validation, dashed: 1.5 at the end" in section
     assert section.count('class="line other"') == 1
     assert {"curve_loss.svg", "curve_learning_rate.svg"} <= {path.name for path in report.files}
-    assert "Learning curves" not in (report_in(tmp_path, draw_predictions(CLASSES, 100)) and (
-        tmp_path / "report.html").read_text())  # fmt: skip
+    assert "Learning curves" not in report_in(tmp_path, draw_predictions(CLASSES, 100)).page
 
 
 def test_words_of_tables_stay_whole_and_charts_fit_their_page(tmp_path: Path) -> None:
     report_in(tmp_path, draw_predictions(BINARY, 100))
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "evaluation" / "report.html").read_text()
     assert "overflow-wrap: anywhere" not in page
     for width, least, most in re.findall(r'<svg [^>]*width="(\d+)"[^>]*min-width:(\d+)px;max-width:(\d+)px', page):
         assert int(least) < int(width) < int(most)
@@ -283,25 +300,6 @@ def test_a_badly_calibrated_model_is_found_and_chance_is_not(tmp_path: Path) -> 
     sure = make_predictions(BINARY, {"": {"target": targets, "output": 8 * logits}})
     assert "calibration" not in find_rules(tmp_path, fair)
     assert "calibration" in find_rules(tmp_path, sure)
-
-
-def test_a_column_that_tells_the_target_is_told_from_one_that_does_not() -> None:
-    random = np.random.default_rng(0)
-    target = random.integers(3, size=600)
-    noise = random.normal(size=600)
-    word = np.array(["x", "y", "z"], object)[target]
-    for column, is_good in ((target + 0.01 * noise, True), (word, True), (noise, False), (np.full(600, np.nan), False)):
-        score, constant = score_column(column, target, is_class=True)
-        assert (score > 0.95) == is_good
-        assert constant < 0.5
-    price = 3 * noise + 100
-    error, constant = score_column(noise, price, is_class=False)
-    assert error < 0.2 * constant
-    assert np.isnan(score_column(noise[:20], price[:20], is_class=False)[0])
-    is_wrong = random.random(600) < 0.7  # and does not count
-    for is_class, answers in ((True, np.where(is_wrong, 0, target)), (False, np.where(is_wrong, 0, 9.0 * target))):
-        score, constant = score_column(word, answers, is_class, (~is_wrong).astype(float))
-        assert (score > 0.95, constant < 0.5) == (True, True) if is_class else score < 0.05 * constant
 
 
 def test_json_has_no_nan() -> None:
@@ -389,7 +387,7 @@ def test_full_shows_what_mattered(tmp_path: Path) -> None:
 def test_a_report_that_fails_ends_no_run(tmp_path: Path) -> None:
     write(
         tmp_path / "broken" / "mine.py",
-        "import scaleflow.evaluation.model_report as report\n"
+        "import scaleflow.features.report.page as report\n"
         "def fail(*arguments, **named):\n    raise ValueError('no room')\n"
         "report.make_report = fail\n"
         "from scaleflow.dataset.digits import Digits\n",

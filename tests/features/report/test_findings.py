@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all
 from scaleflow.evaluation.outputs import analyse_output
+from scaleflow.features.report.findings import Finding, KnownOfRun, find_all
 from scaleflow.interfaces import Outputs
 from tests.evaluation.made import BINARY, CLASSES, PRICE, make_predictions
 

@@ -1,0 +1,125 @@
+"""What the kept predictions of a split show: figures of all outputs, with those of the user's metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
+from scaleflow.evaluation.own_metrics import Metrics, measure_own
+from scaleflow.evaluation.predictions import Predictions
+from scaleflow.interfaces import EvaluationOptions, name_leaves, name_metric
+from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.formatting import to_json
+
+#: The file with all figures.
+METRICS = "metrics.json"
+
+#: Figures whose names end so are metrics of the run, too.
+RUN_METRICS = ("_at_threshold", "coverage", "set_size", "pinball")
+
+#: Figures that are metrics of the run, too, if one of two classes is rare.
+RARE_CLASS_METRICS = ("roc_auc", "average_precision")
+
+#: The facts of an output that the file has.
+WRITTEN_FACTS = ("quantiles", "confused", "thresholds")
+
+#: The figures that functions of scikit-learn compute, too.
+SAME_FIGURES = {
+    "accuracy_score": "accuracy",
+    "balanced_accuracy_score": "balanced_accuracy",
+    "roc_auc_score": "roc_auc",
+    "average_precision_score": "average_precision",
+    "precision_score": "precision",
+    "recall_score": "recall",
+    "f1_score": "f1",
+    "log_loss": "log_loss",
+    "mean_absolute_error": "mae",
+    "root_mean_squared_error": "rmse",
+    "r2_score": "r2",
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What kept predictions show."""
+
+    outputs: Sequence[OutputAnalysis]
+    figures: Mapping[str, Figure]  # of all examples, by name: `accuracy`, or `price/mae` with several outputs
+    own: Sequence[str]  # the names of those figures that are metrics of the run, and that training has not
+    missing: Mapping[str, str]  # why metrics of the user's are missing, by their names
+
+
+def analyse_predictions(predictions: Predictions, options: EvaluationOptions, metrics: Metrics) -> Analysis:
+    """Computes what kept predictions show.
+
+    Args:
+        metrics: those of `evaluation.metrics`, by their names.
+    """
+    outputs: list[OutputAnalysis] = []
+    own: list[str] = []
+    missing: dict[str, str] = {}
+    for name, described in name_leaves(predictions.outputs).items():
+        output = analyse_output(predictions, name, described, interval_count=options.intervals, costs=options.costs)
+        outputs.append(output)
+        if metrics:
+            measured, faults = measure_own(predictions, name, described, metrics=metrics, seconds=options.seconds)
+            faults |= add_figures(output, measured, metrics)
+            own += [name_metric(name, metric) for metric in measured if metric not in faults]
+            missing |= {name_metric(name, metric): why for metric, why in faults.items()}
+    figures = {name_metric(each.name, name): figure for each in outputs for name, figure in each.figures.items()}
+    own += [name for name in figures if name.endswith(RUN_METRICS) and name not in own]
+    for each in outputs:
+        if each.facts.get("is_rare"):
+            own += [name_metric(each.name, metric) for metric in RARE_CLASS_METRICS]
+    return Analysis(outputs, figures, own, missing)
+
+
+def add_figures(output: OutputAnalysis, measured: Mapping[str, Figure], metrics: Metrics) -> dict[str, str]:
+    """Adds figures of the user's metrics to those of an output; returns why some are not added, by their names."""
+    faults: dict[str, str] = {}
+    added: dict[str, Figure] = {}
+    for name, figure in measured.items():
+        if name in output.figures:
+            faults[name] = "the report has a figure of this name; use another"
+        else:
+            added[name] = find_same(metrics[name], figure, output) or figure
+    output.figures.update(added)
+    return faults
+
+
+def find_same(metric: Callable[..., Any], found: Figure, output: OutputAnalysis) -> Figure | None:
+    """Returns the figure of an output that a metric of scikit-learn computes again, so that it has one interval."""
+    function = getattr(metric, "func", metric)
+    if not str(getattr(function, "__module__", "")).startswith("sklearn."):
+        return None
+    name = SAME_FIGURES.get(str(getattr(function, "__name__", "")), "")
+    figures = [output.figures.get(name), output.figures.get(f"{name}_at_threshold")]
+    if len(output.classes) == 2:
+        figures.append(output.classes[1].get(name))
+    for figure in figures:
+        if figure is not None and math.isclose(figure.value, found.value, rel_tol=1e-6, abs_tol=1e-9):
+            return figure
+    return None
+
+
+def write_metrics(predictions: Predictions, analysis: Analysis) -> str:
+    """Returns the content of `metrics.json`."""
+    outputs = {}
+    for each in analysis.outputs:
+        outputs[each.name] = {
+            "examples": len(each.rows),
+            "metrics": {name: figure._asdict() for name, figure in each.figures.items()},
+            **{name: each.facts[name] for name in each.facts if name in WRITTEN_FACTS},
+        }
+    content = {
+        "split": predictions.split,
+        "examples": predictions.examples,
+        "kept": len(predictions.table),
+        "intervals_over": predictions.units.describe() if predictions.units else "examples",
+        "outputs": outputs,
+    }
+    return json.dumps(to_json(content), indent=1) + "\n"

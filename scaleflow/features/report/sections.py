@@ -1,0 +1,25 @@
+"""The sections that other features add to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.features import import_named, list_features
+from scaleflow.interfaces.hooks import KeptPredictions, ReportSection
+from scaleflow.pages.html import compose_section, make_table
+
+
+def make_added_sections(kept: KeptPredictions, tell: Callable[[str], None]) -> list[str]:
+    """Returns the sections of features in HTML. An error in one of them is told with the name of the feature."""
+    made: list[str] = []
+    for feature in list_features().values():
+        with guard_extra(f"the sections of the feature {feature.name} in the report", tell):
+            if feature.report and feature.is_used(kept.plan):
+                made += [format_section(each) for each in import_named(feature.report)(kept)]
+    return made
+
+
+def format_section(section: ReportSection) -> str:
+    """Returns a section in HTML."""
+    return compose_section(section.title, section.html, make_table(section.rows))

@@ -1,0 +1,192 @@
+"""Slices on which a model is weak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.serving.cells import decode_text
+
+if TYPE_CHECKING:
+    from scaleflow.evaluation.outputs import OutputAnalysis
+    from scaleflow.evaluation.predictions import Predictions
+
+#: The fewest examples of a slice. TensorFlow Model Analysis has such a limit, too.
+MIN_EXAMPLES = 30
+
+#: The most different numbers, or texts, of a column that are slices themselves; a column with more is divided by
+#: quantiles, or by length.
+MAX_NUMBERS = 10
+MAX_TEXTS = 50
+
+QUANTILES = (0.2, 0.4, 0.6, 0.8)
+
+#: A slice is weak if it is worse than all examples by so much, and by so large a share (as skore's checks).
+MIN_GAP = 0.03
+MIN_GAP_SHARE = 0.10
+
+#: The probability that any slice of a model without weak ones counts as weak.
+ERROR = 0.05
+
+#: The most slices with an interval: the worst ones.
+MAX_INTERVALS = 100
+
+Array = np.ndarray[Any, Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Examples that have something in common."""
+
+    column: str
+    label: str  # the value or the range of the column
+    places: Array  # in the scores of the analysis
+    share: float  # of the examples whose column is known
+    value: float  # the mean of their scores
+    excess: float  # how much worse that is than the mean of all; negative if it is better
+
+
+def find_slices(
+    predictions: Predictions, analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, count: int
+) -> list[Row]:
+    """Returns the slices of an output with enough examples, the weakest first.
+
+    Args:
+        columns: what divides the examples, by name: texts or numbers, [m].
+        read: the rows of the table of predictions that the columns are of, ascending, [m].
+        count: `evaluation.intervals`; 0: slices have no intervals.
+
+    Returns:
+        Rows with `output`, `column`, `slice`, `examples`, `share`, `metric`, `value`, `low`, `high`, `difference` from
+        all examples and `is_weak`.
+    """
+    scores = analysis.scores
+    weights = np.ones(len(scores))
+    all_weights = predictions.weights()
+    if all_weights is not None:
+        weights = all_weights[analysis.rows].astype(np.float64)
+    if not weights.sum():
+        return []
+    mean = float(np.average(scores, weights=weights))
+    found = divide_examples(analysis, columns, read, weights, mean)
+    is_weak = judge_slices(predictions, analysis, found, weights, mean)
+    rows = []
+    for n, each in enumerate(found):
+        low = high = math.nan
+        if n < MAX_INTERVALS and count:
+            intervals = predictions.make_intervals(analysis.rows[each.places])
+            figure = intervals.mean(scores[each.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
+            low, high = figure.low, figure.high
+        rows.append(
+            {
+                "output": analysis.name,
+                "column": each.column,
+                "slice": each.label,
+                "examples": len(each.places),
+                "share": each.share,
+                "metric": analysis.measure,
+                "value": each.value,
+                "low": low,
+                "high": high,
+                "difference": each.value - mean,
+                "is_weak": is_weak[n],
+            }
+        )
+    return rows
+
+
+def divide_examples(
+    analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, weights: Array, mean: float
+) -> list[Slice]:
+    """Returns the slices with enough examples, the weakest first. The arguments are as for `find_slices`.
+
+    Args:
+        weights: of the scores, [n].
+        mean: of all scores.
+    """
+    scores = analysis.scores
+    _, known, in_columns = np.intersect1d(analysis.rows, read, assume_unique=True, return_indices=True)
+    divided = [(name, values, np.arange(len(scores))) for name, values in analysis.groups.items()]
+    divided += [(name, values[in_columns], known) for name, values in columns.items()]
+    found = []
+    for column, values, candidates in divided:
+        for label, is_inside in divide_values(values):
+            places = candidates[is_inside]
+            has_enough = MIN_EXAMPLES <= len(places) < len(scores)
+            if has_enough and weights[places].sum():
+                value = float(np.average(scores[places], weights=weights[places]))
+                excess = value - mean if analysis.is_error else mean - value
+                found.append(Slice(column, label, places, len(places) / len(candidates), value, excess))
+    return sorted(found, key=lambda each: -each.excess)
+
+
+def judge_slices(
+    predictions: Predictions, analysis: OutputAnalysis, slices: Sequence[Slice], weights: Array, mean: float
+) -> list[bool]:
+    """Returns which slices are weak: worse than all examples by a gap that is large, and not by chance.
+
+    Args:
+        weights: of the scores, [n].
+        mean: of all scores.
+    """
+    scores = analysis.scores
+    units = predictions.units
+    deviation = math.sqrt(float(np.average((scores - mean) ** 2, weights=weights)))
+    limit = NormalDist().inv_cdf(1 - ERROR / 2 / max(1, len(slices)))
+    least_gap = max(0.0 if analysis.is_error else MIN_GAP, MIN_GAP_SHARE * abs(mean))
+    judged = []
+    for each in slices:
+        places = each.places
+        error = deviation / math.sqrt(len(places))
+        if units is not None:  # of the mean of the slice, if its units are like all others
+            deviations = weights[places] * (scores[places] - mean)
+            sums = np.bincount(units.numbers[analysis.rows[places]], deviations)
+            error = math.sqrt(float(np.square(sums).sum())) / float(weights[places].sum())
+        judged.append(each.excess >= least_gap and each.excess > limit * error)
+    return judged
+
+
+def divide_values(values: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the slices of a column: a name, and which examples are inside, [n] bool."""
+    if values.dtype.kind in "OSU":
+        yield from divide_texts(values)
+        return
+    numbers = values.astype(np.float64)
+    is_missing = np.isnan(numbers)
+    if is_missing.any():
+        yield "missing", is_missing
+    distinct = np.unique(numbers[~is_missing])
+    if len(distinct) <= MAX_NUMBERS:
+        for value in distinct:
+            yield format_number(float(value)), numbers == value
+    elif len(distinct):
+        yield from divide_ranges(numbers, numbers[~is_missing], "")
+
+
+def divide_ranges(numbers: Array, known: Array, unit: str) -> Iterator[tuple[str, Array]]:
+    """Yields five ranges of numbers with about as many examples each."""
+    ends = [-math.inf, *np.unique(np.quantile(known, QUANTILES)), math.inf]
+    for low, high in pairwise(ends):
+        parts = [f"above {format_number(low)}" if low > -math.inf else "", f"up to {format_number(high)}"]
+        words = " ".join(part for part in parts[: 2 if high < math.inf else 1] if part)
+        yield f"{words}{unit}", (numbers > low) & (numbers <= high)
+
+
+def divide_texts(values: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the values of a text column, or ranges of the lengths of texts."""
+    texts = np.array([decode_text(value) for value in values], object)
+    distinct, places = np.unique(texts.astype(str), return_inverse=True)
+    if len(distinct) > MAX_TEXTS:
+        lengths = np.array([len(text) for text in texts], np.float64)
+        yield from divide_ranges(lengths, lengths, " characters")
+        return
+    for n, text in enumerate(distinct):
+        yield text or "missing", places == n
