@@ -16,6 +16,7 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
     "engines": str,
     "events": str,
     "run_files": str,
+    "ignored_keys": str,
     "other_files": str,
     "defaults": (str, Mapping),
 }

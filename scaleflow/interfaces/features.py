@@ -103,6 +103,9 @@ class Feature:
     section: type | None = None  # the dataclass of its keys, all with defaults; `Plan.of` returns them
     #: The config group that the keys are in. "": a group of the feature's own, with its name.
     group: str = ""
+    #: Sections and keys that do not change what a run computes: with other values it is the same run, and `resume` may
+    #: change them.
+    ignored_keys: Sequence[str] = ()
     rules: Sequence[Rule] = ()
     #: What checks in the launcher whether this machine can do what a plan asks for, as "module:NAME" of a function that
     #: takes the plan. It raises ConfigError if not. No TensorFlow.
@@ -287,6 +290,11 @@ def import_feature_events() -> None:
                 import_module(module)
             except Exception as error:  # the code of another package
                 tell_problem(feature.name, f"its events {module} are skipped: {type(error).__name__}: {error}")
+
+
+def list_ignored_keys() -> list[str]:
+    """Returns the sections and keys of features that do not change what a run computes."""
+    return [key for feature in list_features().values() for key in feature.ignored_keys]
 
 
 def list_run_files() -> list[str]:

@@ -11,14 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 from scaleflow.config.parse import flatten_config, is_under
+from scaleflow.interfaces.features import list_ignored_keys
 from scaleflow.runs.code_digest import VERSION
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.folder import is_object_file
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
-#: Sections and keys that do not change what a run computes: with other values of them it is the same run.
-IGNORED_KEYS = (
-    *("tracking", "checkpoint", "evaluation", "export", "promotion", "profiler", "sweep"),
+#: Sections and keys of the core that do not change what a run computes: with other values of them it is the same run.
+CORE_IGNORED_KEYS = (
+    *("tracking", "checkpoint", "evaluation", "promotion", "profiler", "sweep"),
     *("resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
@@ -27,9 +28,14 @@ IGNORED_KEYS = (
 MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
 
+def is_ignored(key: str) -> bool:
+    """Whether a key of a config, or a section, does not change what a run computes."""
+    return is_under(key, (*CORE_IGNORED_KEYS, *list_ignored_keys()))
+
+
 def is_computed_by(key: str) -> bool:
     """Whether a key of a config decides what a run computes. A value that `auto` stood for does not."""
-    return not is_under(key, ("resolved", *IGNORED_KEYS))
+    return not is_under(key, ("resolved",)) and not is_ignored(key)
 
 
 def list_job_leaves(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from scaleflow.config.unknown_keys import suggest, unknown_key_error, unknown_op
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
-from scaleflow.interfaces.features import find_placeholders
+from scaleflow.interfaces.features import find_placeholders, list_ignored_keys
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.objects import list_object_keys
@@ -417,11 +417,8 @@ def get_at(config: Any, key: str) -> Any:
 #: Keys about the command that resumes a run.
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
-#: Sections, and keys of `training`, that may change when a run is resumed. Messages and docs name all of them.
-CHANGEABLE = (
-    *("checkpoint", "evaluation", "export", "promotion", "profiler", "tracking", "strategy"),
-    *("hardware", "cluster", "debug", "sweep"),
-)
+#: Sections of the core, and keys of `training`, that may change when a run is resumed. Docs name all of them.
+CHANGEABLE = ("promotion", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep")
 LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
@@ -553,10 +550,16 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     return result
 
 
+def list_changeable() -> Sequence[str]:
+    """Returns the sections, and keys of features, that may change when a run is resumed, as messages name them."""
+    return ("checkpoint", "evaluation", *list_ignored_keys(), *CHANGEABLE)
+
+
 def is_changeable(key: str) -> bool:
     """Whether a command that resumes a run may change a key of its config."""
     section, _, rest = key.partition(".")
-    return section in (*CHANGEABLE, *RESUME_KEYS) or (section == "training" and rest in LENGTH_KEYS)
+    is_length = section == "training" and rest in LENGTH_KEYS
+    return is_length or is_under(key, (*list_changeable(), *RESUME_KEYS))
 
 
 def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> list[str]:
@@ -592,7 +595,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE)}; start a new run for other changes: {name_command('rerun')}"
+            f"{', '.join(list_changeable())}; start a new run for other changes: {name_command('rerun')}"
         )
 
 

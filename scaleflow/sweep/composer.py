@@ -33,14 +33,14 @@ from scaleflow.config.compose import (
     resolve_config,
 )
 from scaleflow.config.interpolations import KeyPath, resolve_once
-from scaleflow.config.parse import flatten_config, is_under, parse_section
+from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.features import find_placeholders
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.command_exit import find_interruption
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
-from scaleflow.runs.identity import IGNORED_KEYS
+from scaleflow.runs.identity import is_ignored
 from scaleflow.runs.run_name import resolve_override
 from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, read_job_state, select_swept
 
@@ -288,7 +288,7 @@ class JobComposer:
         with self.compose(request.words, request.number) as (config, _):
             words = list(request.overrides)
             if is_resumed:
-                words = [word for word in words if is_under(override_key(word), IGNORED_KEYS)]
+                words = [word for word in words if is_ignored(override_key(word))]
             composed = read_composed_config(drop_hydra(config))
             composed = replace(composed, folder=folder, words=CommandWords(words), known=request.values)
             refuse_placeholders(request)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scaleflow.config.parse import is_under
-from scaleflow.runs.identity import IGNORED_KEYS
+from scaleflow.runs.identity import is_ignored
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
 
@@ -25,9 +25,9 @@ HALF_PRECISION_TOLERANCE = 5e-2
 
 GLOBAL_BATCH = "resolved.global_batch_size"
 
-#: Params that do not affect the losses.
+#: Params that do not affect the losses, besides those that do not change what a run computes.
 LOSS_NEUTRAL_PARAMS = (
-    *("strategy", "hardware", "cluster", "precision", *IGNORED_KEYS, "resolved", "experiment"),
+    *("strategy", "hardware", "cluster", "precision", "resolved", "experiment"),
     *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
 )
 
@@ -97,8 +97,12 @@ def compare_with_reference(job: Job, reference: Job, swept: Sequence[str], check
 
 
 def describe_work(run: RunState) -> frozenset[tuple[str, str]]:
-    """Returns the params that decide a job's losses: all except `LOSS_NEUTRAL_PARAMS`, and the global batch size."""
-    params = {key: value for key, value in run.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
+    """Returns the params that decide a job's losses: and the global batch size."""
+    params = {
+        key: value
+        for key, value in run.params.items()
+        if not is_under(key, LOSS_NEUTRAL_PARAMS) and not is_ignored(key)
+    }
     params[GLOBAL_BATCH] = run.params.get(GLOBAL_BATCH, "")
     return frozenset(params.items())
 

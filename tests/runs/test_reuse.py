@@ -14,16 +14,19 @@ import yaml
 from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import features
 from scaleflow.interfaces.events import RunEnded, RunReady, TagsSet
+from scaleflow.interfaces.features import Feature
 from scaleflow.launcher.launch import write_configs
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
+from scaleflow.runs.identity import is_computed_by, is_ignored
 from scaleflow.runs.reuse import (
-    CHANGEABLE,
     LENGTH_KEYS,
     RESUME_KEYS,
     is_changeable,
+    list_changeable,
     load_config,
     load_interpolations,
     reuse_config,
@@ -233,7 +236,7 @@ def test_a_place_outside_that_this_machine_would_choose_too_is_trusted(
 
 
 def test_the_message_and_the_docs_name_all_that_a_resumed_run_may_change(begun: Path) -> None:
-    sections = ", ".join(CHANGEABLE)
+    sections = ", ".join(list_changeable())
     with pytest.raises(
         ConfigError, match=rf"\(training\.epochs, training\.max_steps\) and {sections}; start a new run"
     ):
@@ -244,9 +247,19 @@ def test_the_message_and_the_docs_name_all_that_a_resumed_run_may_change(begun: 
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     keys = re.findall(r"`([\w.]+)`", " ".join(rows))
     lengths = [f"training.{name}" for name in LENGTH_KEYS]
-    assert sorted(keys) == sorted([*CHANGEABLE, *lengths, *RESUME_KEYS[1:]])
+    assert sorted(keys) == sorted([*list_changeable(), *lengths, *RESUME_KEYS[1:]])
 
 
-@pytest.mark.parametrize("section", CHANGEABLE)
+def test_a_feature_says_which_of_its_keys_do_not_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_changeable("lines.file")
+    lines = Feature(name="lines", ignored_keys=("lines.file", "pages"))
+    monkeypatch.setattr(features, "list_features", lambda: {"lines": lines})
+    for key, ignored in {"lines.file": True, "pages.count": True, "lines": False, "lines.every": False}.items():
+        assert is_changeable(key) is ignored
+        assert is_ignored(key) is ignored
+        assert is_computed_by(key) is not ignored
+
+
+@pytest.mark.parametrize("section", list_changeable())
 def test_what_the_message_names_may_change(section: str) -> None:
     assert is_changeable(section)

@@ -10,14 +10,13 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from scaleflow.config.compose import CommandWords
-from scaleflow.config.parse import is_under
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.features import find_untrained_runs
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.code_digest import VERSION, find_code
-from scaleflow.runs.identity import CATEGORIES, IGNORED_KEYS, MODEL_KEYS, Difference, compare_known, list_unknown
+from scaleflow.runs.identity import CATEGORIES, MODEL_KEYS, Difference, compare_known, is_ignored, list_unknown
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
 from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
@@ -75,7 +74,7 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
 def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
     """Whether an override sets only a place or the tracking, or what the run had."""
     key, value = str(override.key_or_group), None if override.is_delete() else override.value()
-    if key in (RUN_DIR, "tracking") or (is_under(key, IGNORED_KEYS) and not key.startswith(MODEL_KEYS)):
+    if key in (RUN_DIR, "tracking") or (is_ignored(key) and not key.startswith(MODEL_KEYS)):
         return True
     if override.is_delete() or any(name.startswith(f"{key}.") for name in params):
         return False  # an option of a group replaces all of its keys

@@ -40,6 +40,7 @@ FEATURE = Feature(
     },
     section=ExportOptions,
     group="export",
+    ignored_keys=("export",),
     conf="scaleflow.features.formats.conf",
     defaults=({"export": "default"},),
     other_files=("formats.json",),
