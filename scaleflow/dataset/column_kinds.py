@@ -1,7 +1,7 @@
-"""The kinds of columns: what a column of each kind looks like in tables, schemas, checks, drift and charts.
+"""The kinds of columns, and their descriptions in tables, schemas, checks, drift and charts. No TensorFlow.
 
-How cells of files, DataFrames and JSON become values travels with a saved model (`serving/cells.py`). What a kind
-learns, and its layer, are in `tables/columns.py`. A new kind is an object in `KINDS`. No TensorFlow.
+`serving/cells.py` converts the cells of files, DataFrames and JSON, because it is a part of a saved model.
+`tables/columns.py` has the preprocessing of each kind. A new kind is an object in `KINDS`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import numpy as np
 
 from scaleflow.interfaces import Inputs
 
-#: Text with more different values, or more words, is no category.
-MOST_VALUES, MOST_WORDS = 100, 3
+#: Texts with more different values than this are no categories.
+MAX_CATEGORY_VALUES = 100
 
-#: The ends of ranges that each have about a tenth of the numbers, for histograms that are compared.
+#: Texts with more words than this on average are no categories.
+MAX_CATEGORY_WORDS = 3
+
+#: The quantiles between the bars of a histogram. Each bar has about a tenth of the numbers.
 QUANTILES = np.arange(1, 10) / 10
 
-#: The most categories that are kept, and the most characters of one.
-MOST_CATEGORIES, MOST_LETTERS = 1000, 100
+#: Maximum number of categories in a schema, and of characters of a category.
+MAX_CATEGORIES = 1000
+MAX_LETTERS = 100
 
-#: The most values of an input without columns that are columns themselves.
-MOST_EXPANDED = 64
+#: An input that is a vector of at most this many numbers becomes a column for each.
+MAX_EXPANDED = 64
 
 Array = np.ndarray[Any, Any]
 Column = dict[str, Any]
@@ -65,8 +69,8 @@ def find_ends(known: Array) -> Column:
 
 
 def count_categories(known: Array) -> Column:
-    counts = Counter(str(value)[:MOST_LETTERS] for value in known.tolist())
-    kept = dict(counts.most_common(MOST_CATEGORIES))
+    counts = Counter(str(value)[:MAX_LETTERS] for value in known.tolist())
+    kept = dict(counts.most_common(MAX_CATEGORIES))
     return {"distinct": len(counts), "values": kept, "others": sum(counts.values()) - sum(kept.values())}
 
 
@@ -78,7 +82,7 @@ def has_few_words(described: Inputs, values: Array) -> bool:
     if values.dtype != object:
         return True
     words = np.mean([text.count(" ") + 1 for text in values[:1000]]) if len(values) else 0
-    return len(set(values[:10_000].tolist())) <= MOST_VALUES and bool(words <= MOST_WORDS)
+    return len(set(values[:10_000].tolist())) <= MAX_CATEGORY_VALUES and bool(words <= MAX_CATEGORY_WORDS)
 
 
 def are_pictures(described: Inputs, values: Array) -> bool:
@@ -87,19 +91,19 @@ def are_pictures(described: Inputs, values: Array) -> bool:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What the columns of one kind have in common."""
+    """The properties of all columns of one kind."""
 
     name: str  # in schemas and findings
-    #: Whether values [n, ...] of an input whose source says no kind are of this one, and of none before it
+    #: Whether an input with values [n, ...] is of this kind, if its source names no kind and no earlier kind takes it
     takes: Callable[[Inputs, Array], bool]
     summarise: Callable[[Array], Column]  # describes values that are not missing, for a schema
-    #: Returns the numbers by which values are compared, [n]; None: they are counted, or not compared
+    #: Returns a number for each value, to compare them, [n]. None: values are counted, or not compared.
     reduce: Callable[[Array], Array] | None = None
-    measure: str = ""  # what these are, in a chart
-    plural: str = ""  # what notes and the record of `dataset=table` call such columns; empty if a table has none
+    measure: str = ""  # the name of these numbers in a chart
+    plural: str = ""  # the name of such columns in notes and in the record of `dataset=table`. "": tables have none.
 
     def describe(self, values: Array) -> Column:
-        """Describes a column for a schema: its kind, the share that is missing, how its values are distributed."""
+        """Describes a column for a schema: its kind, the share of missing values, and the distribution of others."""
         if values.dtype != object:
             return {"kind": self.name, "missing": 0.0, **self.summarise(values)}
         missing = float(np.mean(values == "")) if len(values) else 0.0
@@ -115,20 +119,28 @@ CATEGORY = ColumnKind("category", has_few_words, count_categories, plural="categ
 DATE = ColumnKind("date", lambda *_: False, find_ends, plural="dates")
 TEXT = ColumnKind("text", lambda *_: True, summarise_texts, reduce=count_letters, measure="characters", plural="texts")
 
-#: All kinds by name, in the order in which they are asked for values of which no source says a kind.
-KINDS = {each.name: each for each in (PICTURE, ARRAY, NUMBER, CATEGORY, DATE, TEXT)}
+#: All kinds by name. The first one that takes the values of an input is its kind, unless the source names another.
+KINDS = {kind.name: kind for kind in (PICTURE, ARRAY, NUMBER, CATEGORY, DATE, TEXT)}
 
-#: Those of tables.
-TABLE_KINDS = {each.plural: each for each in (NUMBER, CATEGORY, TEXT, DATE)}
+#: The kinds of columns in tables.
+TABLE_KINDS = {kind.plural: kind for kind in (NUMBER, CATEGORY, TEXT, DATE)}
 
 
 def list_input_columns(name: str, described: Inputs) -> dict[str, int | None]:
-    """Returns the name of an input, or of each of a few numbers in it, with their places."""
+    """Returns the columns of an input, with their places in it: one per number of a short vector, otherwise one.
+
+    The place of a whole input is None.
+    """
+    label = name or "input"
     count = described.shape[0] if len(described.shape) == 1 else 0
-    is_vector = 0 < count <= MOST_EXPANDED and described.vocabulary is None and described.dtype != "string"
-    return {f"{name or 'input'}[{n}]": n for n in range(count)} if is_vector else {name or "input": None}
+    is_short_vector = 0 < count <= MAX_EXPANDED and described.vocabulary is None and described.dtype != "string"
+    if is_short_vector:
+        return {f"{label}[{place}]": place for place in range(count)}
+    return {label: None}
 
 
 def find_column_kind(described: Inputs, values: Array) -> ColumnKind:
-    """Returns the kind of a column: what its source says, or what its values are."""
-    return KINDS.get(described.kind or "") or next(kind for kind in KINDS.values() if kind.takes(described, values))
+    """Returns the kind of a column: the one that its source names, or the first one that takes its values."""
+    if described.kind in KINDS:
+        return KINDS[described.kind]
+    return next(kind for kind in KINDS.values() if kind.takes(described, values))

@@ -1,6 +1,6 @@
 """Checks the files of a dataset in the launcher, by the rules of its source, before TensorFlow is imported.
 
-Only what a listing of files and the header of one of them show is checked. The source, in the worker, checks the rest.
+It only lists files and reads the header of one of them. The source, in the worker, checks the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scaleflow.interfaces.options import Words, check_option, to_list
 #: A division that needs no columns.
 NO_KEYS = Split()
 
-#: The arguments of a source, with those that are left out as None.
+#: The arguments of a source.
 Arguments = Mapping[str, Any]
 
 
@@ -41,27 +41,38 @@ def check_source_files(target: Target, split: Split = NO_KEYS) -> None:
 
 
 def check_table(arguments: Arguments) -> None:
-    given = arguments.get
-    check_option(given("header"), Words | None, "dataset.header")
-    form = CsvForm(given("delimiter"), tuple(given("header") or ()), given("encoding", CsvForm.encoding))
-    files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
-    kinds = {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
-    roles = find_keys(arguments["split"], given("weights"))
-    target, columns, drop = map(given, ("target", "columns", "drop"))
-    names = choose_columns(files.read_names(), target, columns, drop=drop, kinds=kinds, roles=roles)
+    data_dir = arguments["data_dir"]
+    header = arguments.get("header")
+    check_option(header, Words | None, "dataset.header")
+    form = CsvForm(arguments.get("delimiter"), tuple(header or ()), arguments.get("encoding", CsvForm.encoding))
+    files = find_tables(data_dir, form, LearnedCache(arguments.get("cache_dir"), data_dir))
+    kinds = {kind: arguments.get(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
+    names = choose_columns(
+        files.read_names(),
+        arguments.get("target"),
+        arguments.get("columns"),
+        drop=arguments.get("drop"),
+        kinds=kinds,
+        roles=find_keys(arguments["split"], arguments.get("weights")),
+    )
     parse_column_kinds(names, kinds)
 
 
 def check_class_folders(arguments: Arguments) -> None:
-    base, classes = find_data_dir(arguments["data_dir"]), arguments.get("classes")
+    base = find_data_dir(arguments["data_dir"])
+    classes = arguments.get("classes")
     check_option(classes, Words | None, "dataset.classes")
     class_names(find_split_folders(base).get("train", base), classes or ())
 
 
 def check_arrays(arguments: Arguments) -> None:
-    keys = (("inputs", "x"), ("targets", "y"), ("weights", None))
-    names = [*(arguments.get(key, default) for key, default in keys), [*find_keys(arguments["split"]).values()]]
-    check_names(arguments["data_dir"], [each for name in names for each in to_list(name or [])])
+    names = [
+        *to_list(arguments.get("inputs", "x") or []),
+        *to_list(arguments.get("targets", "y") or []),
+        *to_list(arguments.get("weights") or []),
+        *find_keys(arguments["split"]).values(),
+    ]
+    check_names(arguments["data_dir"], names)
 
 
 #: The sources that are checked.

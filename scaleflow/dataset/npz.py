@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,35 +21,42 @@ from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option
 #: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
 
-#: `kind: auto` rejects integers from here on: they are probably not classes.
-MOST_CLASSES = 10_000
+#: `kind: auto` rejects integers that are not below this: they are probably not classes.
+MAX_CLASSES = 10_000
 
-#: The most distinct whole floats from 0 up that a note names as possible classes.
-MOST_WHOLE_VALUES = 100
+#: A note takes whole floats for possible classes if they have at most this many different values.
+MAX_WHOLE_VALUES = 100
 
-#: Floats that are looked at first: most targets that are amounts differ from 0 and 1 there.
+#: Floats that are examined first. Targets that are amounts nearly always differ from 0 and 1 there.
 SAMPLED_VALUES = 1000
 
 Array = np.ndarray[Any, Any]
 
-
-#: The kind of a target as an option says it.
+#: The kind of a target in an option.
 AutoKind = Literal["auto", "classification", "binary", "multi_label", "regression"]
 
 #: The arrays of a split by name.
 Part = Mapping[str, Array]
 
 
+class DrawnPart(NamedTuple):
+    """A split of arrays."""
+
+    arrays: Part
+    chosen: Array | None  # its examples among those of the arrays, [n] bool. None: all
+    keys: DivisionKeys  # of all examples of the arrays
+
+
 class Npz:
     """Reads inputs and targets from arrays such as x_train, y_train, x_test, y_test, or x and y.
 
-    Uncompressed arrays (`numpy.savez`) are memory-mapped, so only what is used is read. They stay mapped unless
-    `dataset.cache` reads them into memory, their dtype is converted, or part of their examples is held out. Inputs
-    keep their dtype, except that float16, bool and float64 become float32; float64 stays if float32 would round it too
-    much. Such targets are scaled, as those of tables are. The model scales uint8 images to [0, 1].
+    Uncompressed arrays (`numpy.savez`) are memory-mapped, so only the used parts are read. They stay mapped unless
+    `dataset.cache` reads them into memory, their dtype is converted, or some of their examples are held out. Inputs
+    keep their dtype, except that float16, bool and float64 become float32. float64 stays if float32 would round it too
+    much. Such targets are scaled, as in tables. The model scales uint8 images to [0, 1].
 
     Args:
-        earlier: what an earlier run learned: the kinds of its targets.
+        earlier: the learned state of an earlier run, with the kinds of its targets.
 
     conf/dataset/npz.yaml describes the other arguments.
 
@@ -70,32 +77,38 @@ class Npz:
         earlier: EarlierState | None = None,
         split: Split | None = None,
     ) -> None:
-        self._names = parse_names(inputs, "dataset.inputs"), parse_names(targets, "dataset.targets")
+        self._input_names = parse_names(inputs, "dataset.inputs")
+        self._target_names = parse_names(targets, "dataset.targets")
         kinds = parse_kinds(kind, targets)
         self._weights = weights
-        arrays, rule = open_arrays(data_dir), split or Split("random")
+        arrays = open_arrays(data_dir)
+        rule = split or Split("random")
         names = [*to_list(inputs), *to_list(targets), *to_list(weights or [])]
-        keys = find_keys(rule)
-        parts = find_parts(data_dir, arrays, names, keys=[*keys.values()])
-
-        def of_all(name: str) -> dict[str, Array]:
-            return {split: part[name] for split, part in parts.items()}
-
+        parts = find_parts(data_dir, arrays, names, keys=[*find_keys(rule).values()])
         notes: list[str] = []
 
-        def describe_target(name: str) -> Outputs:
-            for split, array in of_all(name).items():  # before a test split is drawn, so that rows are the file's
-                check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
-            known = None if earlier is None else earlier.find_outputs("" if isinstance(targets, str) else name)
-            kind = resolve_kind(kinds[name], of_all(name)) if known is None else find_kind(kinds[name], known)
-            described = describe_array_outputs(kind, list(of_all(name).values()))
-            if known is None and kinds[name] == "auto" and kind == "regression":
-                notes.append(describe_whole_floats(name, list(of_all(name).values())))
-            return described if known is None else replace(described, scaling=known.scaling)
+        def describe_input(name: str) -> Inputs:
+            return describe_inputs(data_dir, name, {split: part[name] for split, part in parts.items()})
 
-        self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
-        self.outputs = map_leaves(describe_target, self._names[1])
-        self.notes = tuple(filter(None, notes))
+        def describe_target(name: str) -> Outputs:
+            arrays = {split: part[name] for split, part in parts.items()}
+            for split, array in arrays.items():  # before a test split is drawn, so that rows are those of the file
+                of_split = "" if split == "all" else f" of {split!r}"
+                check_finite_targets(f"targets {name!r}{of_split}", array)
+            if earlier is not None:
+                known = earlier.find_outputs("" if isinstance(targets, str) else name)
+                if known is not None:
+                    described = describe_array_outputs(find_kind(kinds[name], known), list(arrays.values()))
+                    return replace(described, scaling=known.scaling)
+            kind = resolve_kind(kinds[name], arrays)
+            described = describe_array_outputs(kind, list(arrays.values()))
+            if kinds[name] == "auto" and kind == "regression":
+                notes.append(describe_whole_floats(name, list(arrays.values())))
+            return described
+
+        self.inputs = map_leaves(describe_input, self._input_names)
+        self.outputs = map_leaves(describe_target, self._target_names)
+        self.notes = tuple(note for note in notes if note)
         single = self.outputs if isinstance(targets, str) else None
         self._splits = divide_parts(
             parts, Division(rule, test, split_seed), lambda part: read_part_keys(part, rule, targets, outputs=single)
@@ -106,22 +119,23 @@ class Npz:
         return tuple(self._splits)
 
     def load(self, split: str) -> Arrays:
-        part, chosen, keys = self._splits[split]
+        arrays, chosen, keys = self._splits[split]
 
         def take(name: str) -> Array:
-            return part[name] if chosen is None else part[name][chosen]
+            return arrays[name] if chosen is None else arrays[name][chosen]
 
         def take_input(name: str, described: Inputs) -> Array:
-            x = take(name)
-            return x if x.dtype == described.dtype else np.asarray(x, described.dtype)  # else it stays mapped, if it is
+            array = take(name)
+            if array.dtype == described.dtype:
+                return array  # a memory-mapped array stays so
+            return np.asarray(array, described.dtype)
 
         def take_target(name: str, described: Outputs) -> Array:
             return convert_targets(described, np.asarray(take(name)))
 
-        inputs, targets = self._names
         return Arrays(
-            map_leaves(take_input, inputs, self.inputs),
-            map_leaves(take_target, targets, self.outputs),
+            map_leaves(take_input, self._input_names, self.inputs),
+            map_leaves(take_target, self._target_names, self.outputs),
             None if self._weights is None else np.asarray(take(self._weights)),
             rows=None if chosen is None else np.flatnonzero(chosen),
             **vars(keys if chosen is None else keys.select(chosen)),
@@ -139,44 +153,54 @@ def parse_names(names: Any, key: str) -> Any:
 
 
 def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, AutoKind]:
-    """Returns the kind, or `auto`, of each target by its name."""
+    """Returns the kind of each target by its name, or `auto`."""
     names = to_list(targets)
-    kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
-    if unknown := set(kinds) - set(names):
+    kinds = dict.fromkeys(names, "auto") | dict(kind) if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
+    unknown = set(kinds) - set(names)
+    if unknown:
         raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
-    for each in kinds.values():
-        check_option(each, AutoKind, "dataset.kind")
+    for value in kinds.values():
+        check_option(value, AutoKind, "dataset.kind")
     return kinds
 
 
 def read_part_keys(part: Part, rule: Split, targets: Any, outputs: Outputs | None) -> DivisionKeys:
-    """Reads what the examples are divided by; `outputs` are those of a single target."""
+    """Reads the values that divide the examples of a part. `outputs` describes a single target."""
     keys = read_keys(rule, part.__getitem__, lambda row: f"example {row}")
     if outputs is None or not (is_by_target(rule) or (rule.by == "auto" and outputs.is_one_class)):
         return keys
-    return replace(keys, strata=find_strata(np.ravel(convert_targets(outputs, np.asarray(part[targets]))), outputs))
+    classes = convert_targets(outputs, np.asarray(part[targets]))
+    return replace(keys, strata=find_strata(np.ravel(classes), outputs))
 
 
 def divide_parts(
     parts: Mapping[str, Part], division: Division, read: Callable[[Part], DivisionKeys]
-) -> dict[str, tuple[Part, Array | None, DivisionKeys]]:
-    """Returns {split: (arrays, mask of the examples or None for all, by what all are divided)}."""
+) -> dict[str, DrawnPart]:
+    """Draws splits from arrays that are not divided. `read` returns the values that divide the examples of a part."""
     if set(parts) != {"all"}:
-        return {split: (part, None, read(part)) for split, part in parts.items()}
-    part, keys = parts["all"], read(parts["all"])
-    masks = division.draw(keys, count := len(next(iter(part.values()))), count)
-    return {split: (part, None if mask.all() else mask, keys) for split, mask in masks.items() if mask.any()}
+        return {split: DrawnPart(part, None, read(part)) for split, part in parts.items()}
+    part = parts["all"]
+    keys = read(part)
+    count = len(next(iter(part.values())))
+    drawn: dict[str, DrawnPart] = {}
+    for split, mask in division.draw(keys, count, count).items():
+        if mask.any():
+            drawn[split] = DrawnPart(part, None if mask.all() else mask, keys)
+    return drawn
 
 
 def open_arrays(data_dir: Any, key: str = "dataset.data_dir") -> dict[str, Array]:
-    """Returns the arrays of a file by name; memory-maps those that are not compressed. `key` names it in messages."""
+    """Returns the arrays of a file by name. Arrays that are not compressed are memory-mapped.
+
+    `key` is the config key that names the file, for messages.
+    """
     path = expand_data_dir(data_dir)
+    arrays: dict[str, Array] = {}
     with open_archive(data_dir, key) as archive:
-        return {
-            info.filename.removesuffix(".npy"): open_member(path, archive, info, key=key)
-            for info in archive.infolist()
-            if info.filename.endswith(".npy")
-        }
+        for info in archive.infolist():
+            if info.filename.endswith(".npy"):
+                arrays[info.filename.removesuffix(".npy")] = open_member(path, archive, info, key=key)
+    return arrays
 
 
 @contextlib.contextmanager
@@ -220,17 +244,18 @@ def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[
 
 
 def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Returns where the data of an uncompressed member begins: after its local header, with its own extra field."""
+    """Returns the place of the data of an uncompressed member, after its local header of variable length."""
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)
-        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
-    return info.header_offset + 30 + name + extra
+        name_bytes = int.from_bytes(file.read(2), "little")
+        extra_bytes = int.from_bytes(file.read(2), "little")
+    return info.header_offset + 30 + name_bytes + extra_bytes
 
 
 def find_parts(data_dir: Any, arrays: Part, names: Sequence[str], keys: Sequence[str] = ()) -> dict[str, Part]:
     """Returns the arrays of each split by name, or of `all` if the names have no suffixes.
 
-    The arrays `keys`, by which examples are divided, may be of texts or dates.
+    The arrays `keys` divide the examples. They may be texts or dates.
     """
     endings = find_endings(data_dir, list(arrays), [*names, *keys])
     return {split: find_arrays(data_dir, arrays, names, ending=ending, keys=keys) for split, ending in endings.items()}
@@ -254,16 +279,18 @@ def find_endings(data_dir: Any, available: Sequence[str], names: Sequence[str]) 
             f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; the arrays are "
             f"{', '.join(available) or 'none'}; set dataset.inputs and dataset.targets to their names"
         )
-    for name in (each + ending for ending in endings.values() for each in names):
-        if name not in available:
-            raise ConfigError(
-                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(available)}"
-            )
+    for ending in endings.values():
+        for name in names:
+            if name + ending not in available:
+                raise ConfigError(
+                    f"dataset.data_dir={data_dir}: there is no array {name + ending}; the arrays are "
+                    f"{', '.join(available)}"
+                )
     return endings
 
 
 def check_names(data_dir: Any, names: Sequence[str]) -> None:
-    """Rejects a file without arrays of these names; it reads the table of contents only."""
+    """Rejects a file without arrays of these names. It reads the table of contents only."""
     with open_archive(data_dir) as archive:
         find_endings(data_dir, [name.removesuffix(".npy") for name in archive.namelist()], names)
 
@@ -273,22 +300,26 @@ def find_arrays(
 ) -> dict[str, Array]:
     """Returns the arrays of one split."""
     first = names[0] + ending
-    for name in (each + ending for each in (*names, *keys)):
-        kinds, most = ("biufUSM", 1) if name.removesuffix(ending) in keys else ("biuf", np.inf)
-        if arrays[name].dtype.kind not in kinds or not 0 < arrays[name].ndim <= most:
-            array = arrays[name]
+    examples = len(arrays[first]) if arrays[first].ndim else 0
+    found: dict[str, Array] = {}
+    for name in (*names, *keys):
+        array = arrays[name + ending]
+        is_valid = array.dtype.kind in "biuf" and array.ndim > 0
+        if name in keys:
+            is_valid = array.dtype.kind in "biufUSM" and array.ndim == 1
+        if not is_valid:
             raise ConfigError(
-                f"dataset.data_dir={data_dir}: the array {name} is {array.dtype} of shape {array.shape}, expected "
-                "numbers, [examples, ...]"
+                f"dataset.data_dir={data_dir}: the array {name + ending} is {array.dtype} of shape {array.shape}, "
+                "expected numbers, [examples, ...]"
             )
-        if len(arrays[name]) != len(arrays[first]):
+        if len(array) != examples:
             raise ConfigError(
-                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, but {name} has "
-                f"{len(arrays[name])}"
+                f"dataset.data_dir={data_dir}: {first} has {examples} examples, but {name + ending} has {len(array)}"
             )
-    if not len(arrays[first]):
+        found[name] = array
+    if not examples:
         raise ConfigError(f"dataset.data_dir={data_dir}: {first} is empty")
-    return {name: arrays[name + ending] for name in (*names, *keys)}
+    return found
 
 
 def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> Inputs:
@@ -305,25 +336,35 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
 
 
 def find_few_values(arrays: Sequence[Array]) -> set[int]:
-    """Returns the values of arrays of floats if they are 0 and 1, or -1 and 1; otherwise an empty set."""
+    """Returns the values of arrays of floats if they are 0 and 1, or -1 and 1. Else the set is empty."""
     for pair in ((0, 1), (-1, 1)):
-        if all(np.isin(np.ravel(y)[:SAMPLED_VALUES], pair).all() and np.isin(y, pair).all() for y in arrays):
-            found = {value for value in pair if any((y == value).any() for y in arrays)}
-            return found if len(found) == 2 else set()
+        if all(has_only(array, pair) for array in arrays):
+            occurring: set[int] = set()
+            for value in pair:
+                if any((array == value).any() for array in arrays):
+                    occurring.add(value)
+            return occurring if len(occurring) == 2 else set()
     return set()
 
 
+def has_only(array: Array, values: tuple[int, int]) -> bool:
+    """Returns whether an array has no other values. A sample is examined first, because that mostly suffices."""
+    sample = np.ravel(array)[:SAMPLED_VALUES]
+    return bool(np.isin(sample, values).all() and np.isin(array, values).all())
+
+
 def describe_whole_floats(name: str, arrays: Sequence[Array]) -> str:
-    """Returns a note if targets of floats may be the numbers of classes: all whole numbers from 0 up; otherwise ""."""
-    if any(y.dtype.kind != "f" or y.size != len(y) for y in arrays):
-        return ""
+    """Returns a note if targets of floats may be the numbers of classes: all whole numbers from 0 up. Else ""."""
     values: set[float] = set()
-    for y in arrays:
-        sample = np.ravel(y)[:SAMPLED_VALUES]
+    for array in arrays:
+        if array.dtype.kind != "f" or array.size != len(array):
+            return ""
+        sample = np.ravel(array)[:SAMPLED_VALUES]
         if not (np.isfinite(sample).all() and (sample == np.trunc(sample)).all()):
             return ""
-        values.update(np.unique(y).tolist())
-    if not 3 <= len(values) <= MOST_WHOLE_VALUES or values != set(map(float, range(len(values)))):
+        values.update(np.unique(array).tolist())
+    are_consecutive = values == set(map(float, range(len(values))))
+    if not are_consecutive or not 3 <= len(values) <= MAX_WHOLE_VALUES:
         return ""
     return (
         f"dataset.kind=auto: the targets {name} are floats that are all whole numbers from 0 to {len(values) - 1}, and "
@@ -332,7 +373,7 @@ def describe_whole_floats(name: str, arrays: Sequence[Array]) -> str:
 
 
 def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
-    """Returns the kind of the targets; `auto` derives it from the targets of all splits."""
+    """Returns the kind of the targets. `auto` derives it from the targets of all splits."""
     if kind != "auto":
         return kind
     arrays = list(targets.values())
@@ -346,7 +387,8 @@ def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
             )
         if values != {0, 1}:
             return "regression"
-    low, high = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
+    low = min(int(y.min()) for y in arrays)
+    high = max(int(y.max()) for y in arrays)
     if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
@@ -354,7 +396,7 @@ def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
                 "marks the class, dataset.kind=multi_label for labels, or dataset.kind=regression for amounts"
             )
         return "multi_label"
-    if is_row or low < 0 or high >= MOST_CLASSES:
+    if is_row or low < 0 or high >= MAX_CLASSES:
         raise ConfigError(
             f"dataset.kind=auto: the targets are integers from {low} to {high}, of shape {arrays[0].shape[1:]} each; "
             "set dataset.kind to what they mean"
@@ -389,7 +431,7 @@ def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
 
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:
-    """Returns [n] int32 for classes, else [n, *outputs.shape] of `outputs.target_dtype`."""
+    """Converts targets to [n] int32 for classes, else to [n, *outputs.shape] of `outputs.target_dtype`."""
     if outputs.kind == "classification" and targets.shape[1:] == outputs.shape != (1,):
         targets = one_hot_classes(targets)
     return targets.reshape(len(targets), *outputs.target_shape).astype(outputs.target_dtype)

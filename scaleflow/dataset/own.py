@@ -28,8 +28,8 @@ from scaleflow.interfaces import (
 
 Array = np.ndarray[Any, Any]
 
-#: Examples of an iterator that are counted. One that gives more may have no end.
-MOST_COUNTED = 1_000_000
+#: An iterator with more examples than this may have no end.
+MAX_COUNTED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -56,40 +56,41 @@ def make_source(
     lengths: Mapping[str, int] | None = None,
     preprocessing: Preprocessing | Mapping[str, Preprocessing] | None = None,
 ) -> Source:
-    """Makes a source of the splits, `train` among them, of which each is one of these:
+    """Makes a source of splits, with `train` among them. A split is one of these:
 
     - a map-style dataset: an object with `__len__` and `__getitem__(index)`, such as a `torch.utils.data.Dataset`. It
-      is read in several threads, in any order;
+      is read in several threads, in any order.
     - an iterable, or a function without arguments that returns an iterator, such as a generator function. It is read
-      from its beginning in each epoch;
+      from its beginning in each epoch.
     - a `tf.data.Dataset` of single examples.
 
-    Each example is (input, target) or (input, target, weight). Input and target are arrays, numbers, texts or torch
-    tensors, or dicts of them. All are converted to the dtypes of `inputs`, and of the kind of the target. Every
+    An example is (input, target) or (input, target, weight). Inputs and targets are arrays, numbers, texts or torch
+    tensors, or dicts of them. They are converted to the dtypes of `inputs` and of the kind of the target. Every
     iteration has to give the same examples in the same order.
 
     Args:
         splits: by name.
-        outputs: what the model returns, and what a target means.
-        inputs: what an input is; None: the shapes and dtypes of the first example. Floats are float32 then, integers
-            int32, and uint8 is scaled to [0, 1]. An example with an integer that int32 does not have cannot be read;
-            describe the input as int64 or float32 then.
-        lengths: the number of examples by split, for iterators and datasets that do not tell. None: they are counted,
-            which reads them once.
-        preprocessing: what is learned of the inputs, as `Source.preprocessing`: `Text()` for texts.
+        outputs: describes the outputs of the model, and the targets.
+        inputs: describes the inputs. None: they are as in the first example, with floats as float32, integers as int32,
+            and uint8 scaled to [0, 1]. If an example has an integer that int32 does not have, it cannot be read.
+            Describe the input as int64 or float32 then.
+        lengths: the number of examples by split, for iterators and datasets of unknown length. None: they are counted,
+            so they are read once more.
+        preprocessing: of the inputs, as `Source.preprocessing`: `Text()` for texts.
 
     Raises:
         ConfigError: if a split is none of these, is empty, can be iterated only once, gives batches, or has neither a
             length nor an end within a million examples.
     """
-    made = {name: make_examples(name, split) for name, split in splits.items()}
+    examples_by_split = {name: make_examples(name, split) for name, split in splits.items()}
     if inputs is None:
-        first = made.get("train") or next(iter(made.values()), None)
+        first = examples_by_split.get("train") or next(iter(examples_by_split.values()), None)
         if first is None:
             raise ConfigError("dataset: make_source was given no splits")
         inputs = first.describe_inputs()
-    counts = lengths or {}
-    streams = {name: each.make_stream(inputs, outputs, counts.get(name)) for name, each in made.items()}
+    streams: dict[str, Stream] = {}
+    for name, examples in examples_by_split.items():
+        streams[name] = examples.make_stream(inputs, outputs, (lengths or {}).get(name))
     return OwnSource(inputs, outputs, streams, preprocessing=preprocessing)
 
 
@@ -97,7 +98,8 @@ class MapExamples:
     """A map-style dataset."""
 
     def __init__(self, split: str, examples: Any) -> None:
-        self._split, self._examples = split, examples
+        self._split = split
+        self._examples = examples
         if not len(examples):
             raise ConfigError(f"dataset: the split {split!r} is empty")
         self._first = split_example(examples[0], split)
@@ -127,7 +129,8 @@ class IteratedExamples:
     """An iterable, or a function that returns an iterator."""
 
     def __init__(self, split: str, iterate: Callable[[], Iterable[Any]]) -> None:
-        self._split, self._iterate = split, iterate
+        self._split = split
+        self._iterate = iterate
         first = next(iter(iterate()), None)
         if first is None:
             raise ConfigError(f"dataset: the split {split!r} is empty")
@@ -148,7 +151,7 @@ class IteratedExamples:
                     raise ConfigError(f"example {number}: {error}") from error
                 yield tuple(tf.nest.pack_sequence_as(specs, flat))
 
-        count = length or sum(1 for _ in itertools.islice(self._iterate(), MOST_COUNTED + 1))
+        count = length or sum(1 for _ in itertools.islice(self._iterate(), MAX_COUNTED + 1))
         check_count(self._split, count, length)
         return Stream(tf.data.Dataset.from_generator(generate, output_signature=specs), count)
 
@@ -157,7 +160,8 @@ class DatasetExamples:
     """A `tf.data.Dataset`."""
 
     def __init__(self, split: str, dataset: tf.data.Dataset) -> None:
-        self._split, self._dataset = split, dataset
+        self._split = split
+        self._dataset = dataset
         spec = dataset.element_spec
         if not isinstance(spec, tuple) or len(spec) not in (2, 3):
             raise ConfigError(f"dataset: {split!r} yields {spec}, expected (input, target) or (input, target, weight)")
@@ -183,7 +187,7 @@ class DatasetExamples:
         if count == tf.data.INFINITE_CARDINALITY:
             raise ConfigError(f"dataset: {self._split!r} never ends; remove repeat(), or set lengths")
         if count == tf.data.UNKNOWN_CARDINALITY:
-            counted = self._dataset.take(MOST_COUNTED + 1)
+            counted = self._dataset.take(MAX_COUNTED + 1)
             count = int(counted.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
         check_count(self._split, count, length)
 
@@ -195,7 +199,7 @@ class DatasetExamples:
 
 
 def make_examples(name: str, split: Any) -> Any:
-    """Wraps one split by what it is."""
+    """Wraps one split. The wrapper depends on its type."""
     if isinstance(split, tf.data.Dataset):
         return DatasetExamples(name, split)
     if isinstance(split, Iterator):
@@ -230,7 +234,7 @@ def split_example(example: Any, split: str) -> tuple[Any, ...]:
 
 
 def refuse_tuple(what: str, part: Any, split: str) -> None:
-    """Rejects several arrays in a tuple or a list: they have no names. Numbers in it are one array."""
+    """Rejects a tuple or list of several arrays: they have no names. A list of numbers is one array."""
     if not isinstance(part, tuple | list):
         return
     shapes = [getattr(each, "shape", None) for each in part]
@@ -244,9 +248,9 @@ def refuse_tuple(what: str, part: Any, split: str) -> None:
 
 def check_count(split: str, count: int, length: int | None) -> None:
     """Rejects a split that may have no end."""
-    if length is None and count > MOST_COUNTED:
+    if length is None and count > MAX_COUNTED:
         raise ConfigError(
-            f"dataset: the split {split!r} has no length, and no end within {MOST_COUNTED:,} examples; set "
+            f"dataset: the split {split!r} has no length, and no end within {MAX_COUNTED:,} examples; set "
             f"make_source(..., lengths={{{split!r}: NUMBER}})"
         )
 
@@ -256,22 +260,22 @@ def check_first(split: str, found: tuple[Any, ...], specs: tuple[Any, ...]) -> N
 
     Args:
         split: its name.
-        found: the specs of the first example, as it is.
-        specs: those that the examples are to have.
+        found: the specs of the first example.
+        specs: the specs that all examples should have.
     """
     targets = list(zip(tf.nest.flatten(found[1]), tf.nest.flatten(specs[1]), strict=False))
-    if any(each.dtype == tf.string != spec.dtype for each, spec in targets):
+    if any(target.dtype == tf.string != spec.dtype for target, spec in targets):
         raise ConfigError(
             f"dataset: the targets of {split!r} are texts, expected numbers; give the numbers of the classes, from 0, "
             "and their names in Outputs.names"
         )
-    shapes = [each.shape for each in tf.nest.flatten(found[:2])]
+    shapes = [spec.shape for spec in tf.nest.flatten(found[:2])]
     leading = {shape[0] if shape.rank else None for shape in shapes}
-    is_ambiguous = all(shape.rank == 1 for shape in shapes)  # one-hot targets, of as many classes as there are inputs
-    if leading - {1, None} and len(leading) == 1 and not is_ambiguous:
-        rests = [(each.shape[1:].num_elements(), spec.shape.num_elements()) for each, spec in targets]
-        if all(rest == wanted for rest, wanted in rests):
-            refuse_batches(split, f" of {leading.pop()}")
+    is_ambiguous = all(shape.rank == 1 for shape in shapes)  # may be a vector with a one-hot target of the same length
+    if len(leading) > 1 or not leading - {1, None} or is_ambiguous:
+        return
+    if all(target.shape[1:].num_elements() == spec.shape.num_elements() for target, spec in targets):
+        refuse_batches(split, f" of {leading.pop()}")
 
 
 def refuse_batches(split: str, size: str = "") -> NoReturn:
@@ -329,22 +333,23 @@ def flatten_example(example: tuple[Any, ...], specs: tuple[Any, ...]) -> list[Ar
     tf.nest.assert_same_structure(
         tf.nest.map_structure(lambda _: 0, specs), tuple(map_leaves(lambda _: 0, part) for part in example)
     )
-    leaves = [leaf for part in example for leaf in tf.nest.flatten(map_leaves(to_array, part))]
+    leaves: list[Array] = []
+    for part in example:
+        leaves += tf.nest.flatten(map_leaves(to_array, part))
     return [convert_array(leaf, spec) for leaf, spec in zip(leaves, tf.nest.flatten(specs), strict=True)]
 
 
 def to_array(value: Any) -> Array:
-    """Converts a value that numpy knows, such as a torch tensor, to an array; text to bytes."""
+    """Converts a value, such as a torch tensor, to an array. Texts become bytes."""
     array = np.asarray(value)
     if array.dtype.kind not in "US":
         return array
-    return np.array([text.encode() if isinstance(text, str) else text for text in array.ravel()], object).reshape(
-        array.shape
-    )
+    texts = [text.encode() if isinstance(text, str) else text for text in array.ravel()]
+    return np.array(texts, object).reshape(array.shape)
 
 
 def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
-    """Converts to the spec's dtype; a target of one value may come without its dimension.
+    """Converts an array to the spec's dtype. A target of one value may lack its dimension.
 
     Raises ConfigError for another shape, and for a value that the integer dtype of the spec does not have.
     """
@@ -352,8 +357,10 @@ def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
     if spec.dtype != tf.string and array.dtype != dtype:
         with np.errstate(invalid="ignore"):
             converted = array.astype(dtype)
-        if spec.dtype.is_integer and (is_lost := np.asarray(converted != array)).any():
-            raise ConfigError(f"{describe_misfit(spec)} {array[is_lost].ravel()[0]}")
+        if spec.dtype.is_integer:
+            is_lost = np.asarray(converted != array)
+            if is_lost.any():
+                raise ConfigError(f"{describe_misfit(spec)} {array[is_lost].ravel()[0]}")
         array = converted
     if array.size == 1 and spec.shape.num_elements() == 1:
         return array.reshape(spec.shape)

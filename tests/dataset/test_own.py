@@ -133,7 +133,7 @@ def refusals() -> list[str]:
         def __getitem__(self, index: int) -> Any:
             return np.zeros((1, 2)), np.zeros(1)
 
-    own.MOST_COUNTED = 2 * COUNT
+    own.MAX_COUNTED = 2 * COUNT
     signature = tf.TensorSpec((2,), tf.float64), tf.TensorSpec((), tf.int32)
     pairs = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2), np.float32), [0, 1, 2, 0]))
     cases: list[Any] = [
@@ -207,7 +207,7 @@ def shapes() -> tuple[list[str], int]:
         with pytest.raises(ConfigError) as refused:
             case()
         found.append(str(refused.value))
-    own.MOST_COUNTED = COUNT
+    own.MAX_COUNTED = COUNT
     return found, len(make_source({"train": endless}, CLASSES, lengths={"train": 40}).load("train"))
 
 

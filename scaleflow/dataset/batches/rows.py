@@ -79,7 +79,7 @@ def check_contract(source: Any) -> None:
 
 
 def check_description(label: str, value: Any, kind: type, is_nested: bool = False) -> None:
-    """Rejects what is neither a `kind` nor a dict of them. Only inputs may be nested deeper."""
+    """Rejects a value that is neither a `kind` nor a dict of them. Only inputs may be nested deeper."""
     if isinstance(value, kind):
         return
     can_be_dict = kind is Inputs or not is_nested
@@ -95,31 +95,41 @@ def check_description(label: str, value: Any, kind: type, is_nested: bool = Fals
 
 def check_examples(source: Source, split: str, examples: Examples) -> None:
     """Rejects examples whose keys, shapes or dtypes differ from the source's description."""
-    inputs, targets = (
-        describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
-    )
-    wanted_inputs = map_leaves(lambda each: Spec(tuple(each.shape), each.dtype), source.inputs)
-    wanted_targets = map_leaves(lambda each: Spec(each.target_shape, ""), source.outputs)
-    for what, told, found, wanted in (
-        ("inputs", "inputs", inputs, wanted_inputs),
-        ("targets", "outputs", targets, wanted_targets),
-    ):
-        if list(name_leaves(found)) != list(name_leaves(wanted)):
+    describe = describe_arrays if isinstance(examples, Arrays) else describe_stream
+    inputs, targets = describe(split, examples)  # type: ignore[arg-type]
+    described_inputs = map_leaves(lambda leaf: Spec(tuple(leaf.shape), leaf.dtype), source.inputs)
+    check_specs("inputs", split, inputs, described_inputs, described_as="inputs")
+    described_targets = map_leaves(lambda leaf: Spec(leaf.target_shape, ""), source.outputs)
+    check_specs("targets", split, targets, described_targets, described_as="outputs")
+
+
+def check_specs(part: str, split: str, specs: Any, described: Any, described_as: str) -> None:
+    """Rejects inputs or targets that differ from the description of the source.
+
+    Args:
+        part: `inputs` or `targets`.
+        split: the name of the split.
+        specs: the structure of specs of the examples.
+        described: the structure of specs of the source. An empty dtype fits all dtypes.
+        described_as: the attribute of the source, for messages.
+    """
+    if list(name_leaves(specs)) != list(name_leaves(described)):
+        raise ConfigError(
+            f"dataset: {part} of {split!r} {describe_keys(specs)}, but the source's {described_as} "
+            f"{describe_keys(described)}"
+        )
+    for (name, spec), expected in zip(name_leaves(specs).items(), name_leaves(described).values(), strict=True):
+        label = f"dataset: {label_leaf(part, name)} of {split!r}"
+        if part == "targets" and spec.dtype == "string":
             raise ConfigError(
-                f"dataset: {what} of {split!r} {describe_keys(found)}, but the source's {told} {describe_keys(wanted)}"
+                f"{label} are texts, expected numbers; give the numbers of the classes, from 0, and their names in "
+                "Outputs.names"
             )
-        for (name, spec), expected in zip(name_leaves(found).items(), name_leaves(wanted).values(), strict=True):
-            label = f"dataset: {label_leaf(what, name)} of {split!r}"
-            if what == "targets" and spec.dtype == "string":
-                raise ConfigError(
-                    f"{label} are texts, expected numbers; give the numbers of the classes, from 0, and their names in "
-                    "Outputs.names"
-                )
-            if spec.shape != expected.shape:
-                hint = "; it gives batches: unbatch it" if spec.shape[1:] == expected.shape else ""
-                raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}{hint}")
-            if expected.dtype and spec.dtype != expected.dtype:
-                raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
+        if spec.shape != expected.shape:
+            hint = "; it gives batches: unbatch it" if spec.shape[1:] == expected.shape else ""
+            raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}{hint}")
+        if expected.dtype and spec.dtype != expected.dtype:
+            raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
 
 
 def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[Any, Any]) -> None:
@@ -136,7 +146,8 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     last = largest_target(outputs)
     if last is None:
         return
-    low, high = counted.min(), counted.max()
+    low = counted.min()
+    high = counted.max()
     if low < 0 or high > last:
         besides = "" if outputs.ignore is None else f" or {outputs.ignore}, which is ignored"
         raise ConfigError(f"dataset: {label} range from {low} to {high}, expected 0 to {last}{besides}")
@@ -146,31 +157,33 @@ def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
     """Rejects numbers in memory that are not below `Inputs.vocabulary`. XLA would take others for the last one.
 
     Args:
-        inputs: what the examples are.
-        split: names them.
-        examples: arrays [n, ...] of the structure of `inputs`; those that are mapped from a file are not read.
+        inputs: describes the examples.
+        split: the name of the split.
+        examples: arrays [n, ...] of the structure of `inputs`. Arrays that are mapped from a file are not read.
     """
     arrays = name_leaves(examples)
-    for name, each in name_leaves(inputs).items():
+    for name, described in name_leaves(inputs).items():
         ids = arrays[name]
-        if each.vocabulary is None or ids.dtype.kind not in "iu" or isinstance(ids, np.memmap):
+        vocabulary = described.vocabulary
+        if vocabulary is None or ids.dtype.kind not in "iu" or isinstance(ids, np.memmap):
             continue
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= each.vocabulary:
+        low = int(ids.min())
+        high = int(ids.max())
+        if low < 0 or high >= vocabulary:
             raise ConfigError(
                 f"dataset: {label_leaf('inputs', name)} of {split!r} range from {low} to {high}, expected 0 to "
-                f"{each.vocabulary - 1}, because their vocabulary is {each.vocabulary}"
+                f"{vocabulary - 1}, because their vocabulary is {vocabulary}"
             )
 
 
 def check_cached_targets(split: str, targets: Any) -> None:
-    """Rejects targets of a stream, a structure of arrays, that are NaN or infinite, now that they are in memory."""
-    for name, each in name_leaves(targets).items():
-        check_finite_targets(f"{label_leaf('targets', name)} of {split!r}", each)
+    """Rejects NaN and infinite targets of a stream that is now in memory. `targets` is a structure of arrays."""
+    for name, array in name_leaves(targets).items():
+        check_finite_targets(f"{label_leaf('targets', name)} of {split!r}", array)
 
 
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:
-    """Rejects weights in memory that are no numbers from 0 up."""
+    """Rejects weights in memory that are negative, infinite or NaN, or all 0."""
     is_valid = weights.dtype.kind in "iufb" and bool(np.isfinite(weights).all()) and weights.min() >= 0
     if not is_valid or not weights.any():
         problem = "are all 0" if is_valid else "contain values that are negative, infinite or NaN"
@@ -203,8 +216,7 @@ def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any]:
         )
     if examples.weights is not None:
         check_weights(split, examples.weights)
-    inputs, targets = (map_leaves(to_spec, part) for part in examples.parts[:2])
-    return inputs, targets
+    return map_leaves(to_spec, examples.inputs), map_leaves(to_spec, examples.targets)
 
 
 def to_spec(array: np.ndarray[Any, Any]) -> Spec:
@@ -226,13 +238,11 @@ def describe_stream(split: str, examples: Stream) -> tuple[Any, Any]:
         raise ConfigError(
             f"dataset: the stream of {split!r} holds {count} examples, but the source says {examples.length}"
         )
-    inputs, targets = (
-        map_leaves(
-            lambda each: Spec(tuple(each.shape) if each.shape.rank is not None else "unknown", each.dtype.name), part
-        )
-        for part in spec[:2]
-    )
-    return inputs, targets
+    return map_leaves(from_tensor_spec, spec[0]), map_leaves(from_tensor_spec, spec[1])
+
+
+def from_tensor_spec(spec: tf.TensorSpec) -> Spec:
+    return Spec(tuple(spec.shape) if spec.shape.rank is not None else "unknown", spec.dtype.name)
 
 
 def is_number(dtype: Any) -> bool:
@@ -244,11 +254,13 @@ def is_tensor_structure(spec: Any) -> bool:
     return all(hasattr(leaf, "shape") for leaf in name_leaves(spec).values()) and spec != {}
 
 
-#: Arrays are digested whole up to this size: a core takes 2 s for it. Of larger ones, so many bytes are a sample.
+#: Arrays up to this size are digested whole: a core takes 2 s for it.
 WHOLE_BYTES = 2 << 30
+
+#: A sample of larger arrays has this size.
 SAMPLE_BYTES = 64 << 20
 
-#: What a digest covers if it is of all values of the split.
+#: The `covers` of a digest of all values.
 ALL_VALUES = "all"
 
 BATCH = 1024
@@ -268,8 +280,11 @@ class ArrayRows(Arrays, Rows):
 
     @property
     def place(self) -> Literal["memory", "file"]:
-        arrays = (array for part in self.parts for array in name_leaves(part).values())
-        return "file" if any(isinstance(array, np.memmap) for array in arrays) else "memory"
+        for part in self.parts:
+            for array in name_leaves(part).values():
+                if isinstance(array, np.memmap):
+                    return "file"
+        return "memory"
 
     def select(self, chosen: Array) -> ArrayRows:
         numbered = self if self.rows is not None else replace(self, rows=np.arange(len(self)))
@@ -313,15 +328,16 @@ class ArrayRows(Arrays, Rows):
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         if self.nbytes <= WHOLE_BYTES:
             return ALL_VALUES, iter([self.parts])
-        places = spread_evenly(len(self), max(DIGESTED, SAMPLE_BYTES // max(1, self.nbytes // len(self))))
+        bytes_per_example = max(1, self.nbytes // len(self))
+        places = spread_evenly(len(self), max(DIGESTED, SAMPLE_BYTES // bytes_per_example))
         return f"a sample of {len(places)} examples", iter([self.read(places)])
 
     def locate(self, places: Array) -> tuple[None, Array]:
         return None, places if self.rows is None else self.rows[places]
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> ArrayRows:
-        for name, each in name_leaves(outputs).items():
-            check_targets(each, split, name, targets=name_leaves(self.targets)[name])
+        for name, described in name_leaves(outputs).items():
+            check_targets(described, split, name, targets=name_leaves(self.targets)[name])
         return self
 
     def check_cached(self, inputs: InputStructure, split: str) -> None:
@@ -332,63 +348,74 @@ class ArrayRows(Arrays, Rows):
 
 
 def to_rows(examples: Examples | Rows) -> Rows:
-    """Returns the examples of a source by their indices; rows are returned as they are."""
+    """Returns the examples of a source as `Rows`. Rows are returned unchanged."""
     if isinstance(examples, ArrayRows | StreamRows):
         return examples
     if isinstance(examples, Arrays):
-        weights = None if examples.weights is None else examples.weights.astype(np.float32)
-        return ArrayRows(**{**{each.name: getattr(examples, each.name) for each in fields(Arrays)}, "weights": weights})
-    stream = StreamRows(**{each.name: getattr(examples, each.name) for each in fields(Stream)})
+        rows = ArrayRows(**{field.name: getattr(examples, field.name) for field in fields(Arrays)})
+        weights = None if rows.weights is None else rows.weights.astype(np.float32)
+        return replace(rows, weights=weights)
+    stream = StreamRows(**{field.name: getattr(examples, field.name) for field in fields(Stream)})
     return replace(stream, dataset=stream.dataset.with_options(reading_options()))
 
 
-#: What a digest covers if it is of all records of a stream, before they are decoded.
+#: The `covers` of a digest of all records of a stream, before they are decoded.
 ALL_RECORDS = "all records"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What identifies a split."""
+    """Identifies a split."""
 
     examples: int  # their number
-    digest: str  # 16 hexadecimal digits: a hash of the split's name and size, and of what `covers` says
-    #: (dtype, shape of one example), or a dict of them by name
-    inputs: Any
-    targets: Any
-    #: `all`, `all records` (of a stream, before they are decoded) or `a sample of 32 examples`, spread evenly over the
-    #: split (of a stream whose records are not in memory, its first ones)
+    digest: str  # 16 hexadecimal digits: a hash of the split's name and size, and of the values named by `covers`
+    inputs: Any  # (dtype, shape of one example), or a dict of these by name
+    targets: Any  # likewise
+    #: `all`, `all records` (of a stream, before they are decoded) or `a sample of 32 examples`. A sample is spread
+    #: evenly over the split, or has the first records of a stream that is not in memory.
     covers: str = ALL_VALUES
-    paths: tuple[str, ...] = ()  # the files that the split is read from, as far as the source says
+    paths: tuple[str, ...] = ()  # the files of the split, if the source names them
 
 
 def fingerprint_split(split: str, examples: Rows, outputs: OutputStructure | None = None) -> Fingerprint:
     """Computes the fingerprint of a split from its raw examples in memory, or from a sample without unreadable ones.
 
-    The names of the classes in `outputs` count: targets are numbers, which stay the same if a class is renamed.
+    The names of the classes in `outputs` count. Targets are numbers, so they stay the same if a class is renamed.
     """
     covers, portions = examples.read_to_digest()
     digest = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
-    names = {} if outputs is None else {name: each.names for name, each in name_leaves(outputs).items() if each.names}
-    digest.update(repr(names).encode())
-    specs: list[Any] = []
+    class_names: dict[str, Any] = {}
+    if outputs is not None:
+        for name, described in name_leaves(outputs).items():
+            if described.names:
+                class_names[name] = described.names
+    digest.update(repr(class_names).encode())
+    inputs: Any = None
+    targets: Any = None
     for parts in portions:
-        for name, values in (named for part in parts for named in name_leaves(part).items()):
-            digest.update(f"{name} {dtype_name(values)} {values.shape}".encode())
-            update_digest(digest, values)
-        specs = specs or [
-            {name: (dtype_name(each), list(each.shape[1:])) for name, each in name_leaves(part).items()}
-            for part in parts[:2]
-        ]
+        for part in parts:
+            for name, values in name_leaves(part).items():
+                digest.update(f"{name} {dtype_name(values)} {values.shape}".encode())
+                update_digest(digest, values)
+        if inputs is None:
+            inputs = describe_examples(parts[0])
+            targets = describe_examples(parts[1])
     contents = [values for values in examples.records if not are_paths(values)]
-    covers = ALL_RECORDS if contents and len(contents) == len(examples.records) else covers
+    if contents and len(contents) == len(examples.records):
+        covers = ALL_RECORDS
     for values in contents:
         update_digest(digest, values)
-    inputs, targets = (each.get("", each) for each in specs)
     return Fingerprint(len(examples), digest.hexdigest(), inputs, targets=targets, covers=covers, paths=examples.paths)
 
 
+def describe_examples(part: Any) -> Any:
+    """Returns the dtype and shape of one example, or a dict of these by name."""
+    described = {name: (dtype_name(values), list(values.shape[1:])) for name, values in name_leaves(part).items()}
+    return described.get("", described)
+
+
 def are_paths(values: Array) -> bool:
-    """Returns whether texts are paths of files, whose names do not count: the folder of the data can be moved."""
+    """Returns whether texts are paths of files. Their names do not count, because the folder of the data can move."""
     return dtype_name(values) == "string" and values.size > 0 and os.path.isfile(values.flat[0])  # noqa: PTH113
 
 
@@ -402,7 +429,7 @@ def name_dtype(dtype: np.dtype[Any]) -> str:
 
 
 def update_digest(digest: hashlib.blake2b, values: Array) -> None:
-    """Adds all values. Texts that are `str` and `bytes` count the same."""
+    """Adds all values to a digest. `str` and `bytes` count the same."""
     if dtype_name(values) != "string":
         digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.column_kinds import CATEGORY, DATE, KINDS, MOST_LETTERS, NUMBER, TEXT, ColumnKind
+from scaleflow.dataset.column_kinds import CATEGORY, DATE, KINDS, MAX_LETTERS, NUMBER, TEXT, ColumnKind
 from scaleflow.dataset.schema import SplitSample
 from scaleflow.interfaces.formatting import format_number, join_first
 
@@ -111,7 +111,7 @@ class DriftCounter:
         self._ends[name] = min(low, float(numbers.min())), max(high, float(numbers.max()))
 
     def _add_categories(self, name: str, known: Mapping[str, Any], values: Array) -> None:
-        found = Counter(str(value)[:MOST_LETTERS] for value in values.tolist())
+        found = Counter(str(value)[:MAX_LETTERS] for value in values.tolist())
         self._missing[name] += found.pop("", 0)
         places = {value: n for n, value in enumerate(known["values"])}
         counts = self._counts.setdefault(name, np.zeros(len(places) + 1, np.int64))
