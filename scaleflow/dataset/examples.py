@@ -125,7 +125,8 @@ class Clicks(Generated):
         """Returns the inputs [n] by name, and targets [n, 1] float32."""
         count, random = self.count_and_seed(split)
         hidden = np.random.default_rng([self._seed, 0])
-        chosen, vectors = [], []
+        chosen = []
+        vectors = []
         for size in self._sizes:
             chosen.append((size * random.random(count) ** 2).astype(np.int32))
             vectors.append(hidden.standard_normal((size, 2), dtype=np.float32)[chosen[-1]])

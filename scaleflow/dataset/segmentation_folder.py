@@ -91,7 +91,8 @@ class SegmentationFolder:
             check_option(classes, Words, "dataset.classes")
         count = classes if isinstance(classes, int) else len(classes)
         check_option(count, AtLeastTwo, "dataset.classes")
-        self._resize, self._seed = resize, split_seed
+        self._resize = resize
+        self._seed = split_seed
         self._values = parse_values(values, ignore, count)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
         self.decoders = {"": make_image_decoder(size, resize, channels)}

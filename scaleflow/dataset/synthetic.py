@@ -32,7 +32,8 @@ class Generated:
 
     @check_options("dataset")
     def __init__(self, examples: AtLeastTwo, seed: Seed) -> None:
-        self._examples, self._seed = examples, seed
+        self._examples = examples
+        self._seed = seed
 
     def count_and_seed(self, split: str) -> tuple[int, np.random.Generator]:
         """Returns the number of examples of a split, and the generator of its random numbers."""

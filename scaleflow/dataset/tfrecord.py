@@ -96,7 +96,8 @@ class TFRecord:
             found = self._features[weights]
             if found.dtype == "string" or math.prod(found.shape) != 1 or features[weights].get("kind") == "padded":
                 raise ConfigError(f"dataset.weights={weights}: expected a feature that is one number in each record")
-        self._target, self._weights = target, weights
+        self._target = target
+        self._weights = weights
         self._wrong = WRONG_TARGET.format("target" if weights is None else "target or its weight")
         self._used = [name for name in (input, target, weights) if name is not None]
         self._compression = "" if compression == "none" else compression.upper()
@@ -119,8 +120,10 @@ class TFRecord:
         """Returns records (file index, record index in the file, serialized example)."""
         group = split if split in self._files else ALL
         files = self._files[group]
-        counts, division = self._find_counts(group), self._division
-        records, length = self._records(files, counts), counts.total
+        counts = self._find_counts(group)
+        division = self._division
+        records = self._records(files, counts)
+        length = counts.total
         has_keys = bool(find_keys(division.rule)) or is_by_target(division.rule)
         if group == ALL and not has_keys:
             records, length = divide_records(records, length, split, test=division.test, seed=division.seed)
@@ -136,8 +139,9 @@ class TFRecord:
         return whole.select(masks[split]) if group == ALL else whole  # type: ignore[return-value]
 
     def _draw_splits(self, group: str) -> tuple[Mapping[str, Array], DivisionKeys]:
-        """Returns which records are in which split, [n] bool, and by what all are divided."""
-        rule, counts = self._division.rule, self._find_counts(group)
+        """Returns the records of each split, [n] bool, and the values that divide all records."""
+        rule = self._division.rule
+        counts = self._find_counts(group)
 
         def read(name: str) -> Array:
             return self._read_feature(self._records(self._files[group], counts), name)
@@ -145,10 +149,12 @@ class TFRecord:
         keys = read_keys(rule, read, lambda row: f"example {row}")
         if is_by_target(rule):
             keys = replace(keys, strata=find_strata(np.ravel(read(self._target)), self.outputs))
-        return self._division.draw(keys, counts.total, counts.total) if group == ALL else {}, keys
+        if group == ALL:
+            return self._division.draw(keys, counts.total, counts.total), keys
+        return {}, keys
 
     def _read_feature(self, records: tf.data.Dataset, name: str) -> Array:
-        """Reads a feature with a single value of all records: [n], texts as strings."""
+        """Reads a feature with a single value from all records: [n], texts as strings."""
         feature = self._features[name]
         if math.prod(feature.shape) != 1 or not isinstance(feature.stored, tf.io.FixedLenFeature):
             raise ConfigError(f"dataset.split: the feature {name} has no single value; its shape must be []")
@@ -162,12 +168,12 @@ class TFRecord:
             raise ConfigError(
                 f"dataset.split: the feature {name} cannot be read of all records: {read_reason(error)}"
             ) from error
-        return (
-            np.array([each.decode(errors="replace") for each in values], object) if values.dtype == object else values
-        )
+        if values.dtype != object:
+            return values
+        return np.array([text.decode(errors="replace") for text in values], object)
 
     def _records(self, files: Sequence[str], counted: FileCounts) -> tf.data.Dataset:
-        """Returns the records of all files; a damaged file ends in one with a negative index, for what is lost."""
+        """Returns the records of all files. A damaged file ends in a record with a negative index."""
         intact = tf.constant(counted.intact, tf.int64)
         broken = tf.constant([n in counted.broken for n in range(len(files))], tf.int64)
 
@@ -191,11 +197,11 @@ class TFRecord:
         return inputs, target, *(tf.reshape(tf.cast(each, tf.float32), ()) for each in weights)
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
-        """Returns the result of the first pass over files, or of that of an earlier run."""
+        """Returns the result of the first pass over files, of this run or of an earlier one."""
 
         def learn() -> list[Any]:
-            found = self._count(files)
-            return [found.intact, sorted(found.broken), found.faults]
+            counts = self._count(files)
+            return [counts.intact, sorted(counts.broken), counts.faults]
 
         checked = {name: self._features[name].stored for name in self._used[1:]}
         options = [self._compression, self._target, self._weights, checked, self.outputs]
@@ -203,12 +209,18 @@ class TFRecord:
         return FileCounts(intact, frozenset(broken), tuple(faults))
 
     def _count(self, files: Sequence[str]) -> FileCounts:
-        """Reads the files once, several in parallel: counts records, and finds faults."""
+        """Reads the files once, several in parallel. Counts records, and finds faults."""
         with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as pool:
             results = list(pool.map(self._count_file, files))
-        faults = [fault for _, file_faults in results for fault in file_faults]
-        broken = {n for n, (_, file_faults) in enumerate(results) if any(DAMAGED in fault for fault in file_faults)}
-        return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:MAX_FAULTS]))
+        counts: list[int] = []
+        faults: list[str] = []
+        broken: set[int] = set()
+        for file, (count, file_faults) in enumerate(results):
+            counts.append(count)
+            faults += file_faults
+            if any(DAMAGED in fault for fault in file_faults):
+                broken.add(file)
+        return FileCounts(counts, frozenset(broken), tuple(faults[:MAX_FAULTS]))
 
     def _count_file(self, path: str) -> tuple[int, list[str]]:
         """Returns (number of intact records, faults of the file and of targets in it)."""
@@ -362,7 +374,8 @@ def describe_feature_outputs(kind: Kind, classes: Any, labels: Sequence[str], fe
     else:
         if classes is not None:
             raise ConfigError(f"dataset.classes={classes}: is for kind=classification")
-        expected, shape = 2 if kind == "binary" else size, feature.shape or (1,)
+        expected = 2 if kind == "binary" else size
+        shape = feature.shape or (1,)
     if labels and len(labels) != expected:
         raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
     return Outputs(kind, shape, tuple(labels) or None)
@@ -371,10 +384,17 @@ def describe_feature_outputs(kind: Kind, classes: Any, labels: Sequence[str], fe
 def read_inputs(
     path: str, name: str, spec: Mapping[str, Any], compression: str, at_once: int
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the values [b, ...] of a feature of a file in order, at most `at_once`; a picture stays encoded.
+    """Yields the values [b, ...] of a feature of a file in order. A picture stays encoded.
+
+    Args:
+        path: of the file.
+        name: of the feature.
+        spec: the description of the feature in `dataset.features`.
+        compression: of the file.
+        at_once: maximum number of values in a batch.
 
     Raises:
-        RunError: if the file is damaged, or a record is not as `spec` says.
+        RunError: if the file is damaged, or a record does not fit `spec`.
     """
     feature = read_feature(f"dataset.features.{name}", spec)
 
@@ -382,7 +402,8 @@ def read_inputs(
         stored = tf.io.parse_single_example(record, {name: feature.stored})[name]
         return stored if spec.get("kind") == "image" else feature.finish(stored)
 
-    records, intact = tf.data.TFRecordDataset(path, compression).with_options(reading_options()), 0
+    records = tf.data.TFRecordDataset(path, compression).with_options(reading_options())
+    intact = 0
     try:
         values = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(at_once).prefetch(1)
         yield from values.as_numpy_iterator()

@@ -58,8 +58,11 @@ class Tokens:
         cache_dir: str | None = None,
         earlier: EarlierState | None = None,
     ) -> None:
-        self._tokens, self._test = tokens, test
-        self._data_dir, self._column, self._separator = data_dir, column, separator.encode()
+        self._tokens = tokens
+        self._test = test
+        self._data_dir = data_dir
+        self._column = column
+        self._separator = separator.encode()
         self._files = find_files(data_dir, SUFFIXES)
         self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
         self._cache = Cache(cache_dir, "tokens")

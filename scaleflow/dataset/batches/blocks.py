@@ -401,7 +401,8 @@ class BlockOrder:
         self._seed = seed
         self._lengths = blocks.lengths()
         self._pool = pool
-        self._shard, self._shards = shard, shards
+        self._shard = shard
+        self._shards = shards
         self.first, self._end = (n * len(blocks) // shards for n in (shard, shard + 1))
         self._lock = threading.Lock()
         self._loader = ThreadPoolExecutor(1, "scaleflow-blocks")

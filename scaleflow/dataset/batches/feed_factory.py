@@ -110,13 +110,14 @@ def make_feed(
         batching: how a global batch is divided.
         strategy: whose replicas read. With parameter servers, the coordinator provides the workers' data.
         shuffle_seed: reshuffles every epoch; None keeps the order.
-        transforms: preprocessing of a stream's inputs; arrays are preprocessed already.
+        transforms: preprocessing of a stream's inputs. Arrays are preprocessed already.
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
         device_bytes: memory of the smallest device; None if devices use the host's memory.
         shards: `dataset.shards`, which `check_shards` has checked for the training split.
-        steps_per_epoch: the steps of a shortened epoch; None: an epoch reads the whole split.
+        steps_per_epoch: the steps of a shortened epoch. None: an epoch reads the whole split.
 
-    Raises ConfigError if the strategy cannot take such examples, or so many.
+    Raises:
+        ConfigError: if the strategy cannot take such examples, or has no room for them.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_static_shapes(examples, transforms)
@@ -127,7 +128,8 @@ def make_feed(
         feed = choose_array_feed(rows, strategy, device_bytes)
         holder = strategy if feed is ParameterServerArrayFeed else reader
         return feed(rows, batching, holder, shuffle_seed, threads)
-    stream, options = cast(StreamRows, rows), (batching, reader, shuffle_seed, transforms, buffer, threads)
+    stream = cast(StreamRows, rows)
+    options = (batching, reader, shuffle_seed, transforms, buffer, threads)
     if isinstance(stream, Blocks):
         return (ParameterServerBlockFeed if is_served else BlockFeed)(stream, *options, shards=shards)
     return (ParameterServerStreamFeed if is_served else StreamFeed)(stream, *options, steps_per_epoch=steps_per_epoch)
@@ -136,9 +138,13 @@ def make_feed(
 def choose_array_feed(
     arrays: ArrayRows, strategy: tf.distribute.Strategy, device_bytes: float | None
 ) -> type[ArrayFeed]:
+    """Chooses the feed of arrays by the place that they are in, and by the place that has room for them."""
     is_file = arrays.place == "file"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return ParameterServerFileFeed if is_file else ParameterServerArrayFeed
+    if is_file:
+        return FileFeed
     has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
-    is_on_host = isinstance(strategy, tf.distribute.TPUStrategy) or not has_room
-    return FileFeed if is_file else HostArrayFeed if is_on_host else ArrayFeed
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not has_room:
+        return HostArrayFeed
+    return ArrayFeed

@@ -45,7 +45,7 @@ from scaleflow.interfaces.data import MOST_ROUNDING
 from scaleflow.interfaces.data import ROUNDING as HALF_SPACING
 from scaleflow.interfaces.events import Emit, Note
 
-#: A channel with a deviation of at most so much of its mean is a constant, which is not amplified.
+#: A channel is a constant, and not amplified, if its deviation is at most this share of its mean.
 ROUNDING = 1e-14
 
 
@@ -57,8 +57,7 @@ def can_be_normalised(inputs: Inputs) -> bool:
 class Normalise:
     """Preprocesses numbers: (x - mean) / deviation, along the last axis.
 
-    It is not an augmentation of the training split: validated, tested and served examples need it, too. So it is a
-    part of the saved model.
+    It is a part of the saved model, because all examples need it: for training, validation, tests and serving.
 
     Args:
         inputs: raw numbers of any shape.
@@ -77,11 +76,14 @@ class Normalise:
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, list[float]]:
         """Returns the mean and the deviation of each channel, over all examples and positions."""
         channels = self._inputs.shape[-1] if self._inputs.shape else 1
-        count, mean, squares = 0, np.zeros(channels), np.zeros(channels)
+        count = 0
+        mean = np.zeros(channels)
+        squares = np.zeros(channels)
         for batch in batches:
             values = batch.reshape(-1, channels).astype(np.float64)
             batch_mean = values.mean(axis=0)
-            delta, total = batch_mean - mean, count + len(values)
+            delta = batch_mean - mean
+            total = count + len(values)
             mean = mean + delta * len(values) / total  # Chan, Golub and LeVeque 1979
             squares = squares + ((values - batch_mean) ** 2).sum(axis=0) + delta**2 * count * len(values) / total
             count = total
@@ -98,9 +100,11 @@ class Normalise:
 
         It computes in float64 where float32 would round the inputs before their mean is subtracted.
         """
-        mean, deviation = (np.reshape(learned[key], self._inputs.shape[-1:]) for key in ("mean", "deviation"))
+        mean = np.reshape(learned["mean"], self._inputs.shape[-1:])
+        deviation = np.reshape(learned["deviation"], self._inputs.shape[-1:])
         if np.all(np.abs(mean) * HALF_SPACING <= MOST_ROUNDING * deviation) and self._inputs.dtype != "float64":
-            scale, offset = (1 / deviation).tolist(), (-mean / deviation).tolist()
+            scale = (1 / deviation).tolist()
+            offset = (-mean / deviation).tolist()
             return keras.layers.Rescaling(scale, offset, dtype="float32", name="normalise")
         raw = keras.Input(self._inputs.shape, dtype=self._inputs.dtype)
         features = (keras.ops.cast(raw, "float64") - mean) / deviation
@@ -122,7 +126,8 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     inputs = name_leaves(source.inputs)
     own = getattr(source, "preprocessing", None) or {}
     preprocessings = {name: each for name, each in name_leaves(own).items() if each is not None}
-    if unknown := set(preprocessings) - set(inputs):
+    unknown = set(preprocessings) - set(inputs)
+    if unknown:
         raise ConfigError(
             f"dataset: {type(source).__name__}.preprocessing: names {', '.join(sorted(unknown)) or 'one tensor'}, but "
             f"the inputs {describe_keys(source.inputs)}"
@@ -187,14 +192,15 @@ def learn_on_chief(
 
 
 def describe_unknown(name: str, old: LearnedPreprocessing, extended: Any) -> Iterator[str]:
-    """Yields what data has that an earlier run did not learn of, and how it is taken."""
-    if found := describe_extension(old, extended):
-        taken = "taken as unknown ones" if isinstance(extended, list) else "taken as means"
-        yield f"{label_leaf('inputs', name)}: {found}, {taken}"
+    """Yields a text about values that an earlier run had not learned, and their treatment."""
+    extension = describe_extension(old, extended)
+    if extension:
+        treatment = "taken as unknown ones" if isinstance(extended, list) else "taken as means"
+        yield f"{label_leaf('inputs', name)}: {extension}, {treatment}"
 
 
 def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState | None) -> LearnedPreprocessing | None:
-    """Returns what an earlier run learned for an input; None if it must be learned anew.
+    """Returns the preprocessing that an earlier run learned for an input; None if it must be learned now.
 
     Raises ConfigError if the earlier run preprocessed this input in another way, unless new columns are allowed.
     """
@@ -212,17 +218,24 @@ def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState 
 
 
 def describe_options(preprocessings: Preprocessings) -> list[Any] | None:
-    """Returns the classes and the options of preprocessings; None if they are a user's, whose code may change."""
-    if any(not type(each).__module__.startswith("scaleflow.") for each in preprocessings.values()):
-        return None
-    return [(name, type(each).__qualname__, vars(each)) for name, each in preprocessings.items()]
+    """Returns the classes and options of preprocessings; None if one is a user's own, because its code may change."""
+    options: list[Any] = []
+    for name, preprocessing in preprocessings.items():
+        if not type(preprocessing).__module__.startswith("scaleflow."):
+            return None
+        options.append((name, type(preprocessing).__qualname__, vars(preprocessing)))
+    return options
 
 
 def group_names(preprocessings: Preprocessings) -> list[tuple[str, ...]]:
-    """Returns the inputs that one layer preprocesses: those of a class with `layer_of_all`, else each by itself."""
+    """Returns groups of inputs that one layer preprocesses.
+
+    Inputs with the same class of preprocessing are a group if the class has `layer_of_all`. The others are alone.
+    """
     groups: dict[Any, list[str]] = {}
-    for name, each in preprocessings.items():
-        groups.setdefault(type(each) if hasattr(each, "layer_of_all") else name, []).append(name)
+    for name, preprocessing in preprocessings.items():
+        key = type(preprocessing) if hasattr(preprocessing, "layer_of_all") else name
+        groups.setdefault(key, []).append(name)
     return [tuple(names) for names in groups.values()]
 
 
@@ -274,7 +287,10 @@ def make_transform(
 
     def transform(inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         count = inputs[0].shape[0]
-        return [tf.ensure_shape(x, [count, *features[n].shape]) for n, x in zip(names, run(list(inputs)), strict=True)]
+        transformed: list[tf.Tensor] = []
+        for name, output in zip(names, run(list(inputs)), strict=True):
+            transformed.append(tf.ensure_shape(output, [count, *features[name].shape]))
+        return transformed
 
     return transform
 
@@ -291,15 +307,25 @@ Transforms = Mapping[tuple[str, ...], Callable[[Sequence[tf.Tensor]], Sequence[t
 
 
 def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, workers: Workers) -> Rows:
-    """Applies `dataset.cache` to a split; `split` is its name, for messages, and all `workers` decide together.
+    """Applies `dataset.cache` to a split.
 
     A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays are
-    copied into memory if a stream of their size would be, and stay mapped otherwise. Raises ConfigError if an example
-    cannot be read, or if examples to be cached are text or differ in shape.
+    copied into memory if a stream of their size would be, and stay mapped otherwise.
+
+    Args:
+        split: the name of the split, for messages.
+        examples: the split.
+        cache: `dataset.cache`.
+        transforms: the preprocessing.
+        workers: all workers of the run. They decide together.
+
+    Raises:
+        ConfigError: if an example cannot be read, or if examples to be cached are text or differ in shape.
     """
     if isinstance(examples, ArrayRows):
         return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
-    stream, spec = cast(StreamRows, examples), batch_spec(examples, transforms)
+    stream = cast(StreamRows, examples)
+    spec = batch_spec(examples, transforms)
     size = static_bytes(spec) * len(stream)
     if cache == "auto":
         size = static_bytes(spec) * stream.kept_together
@@ -311,13 +337,13 @@ def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, 
             f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape, and such examples cannot "
             "be cached; use dataset.cache=none"
         )
-    arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
+    arrays = tf.nest.map_structure(lambda leaf: allocate([len(examples), *leaf.shape], leaf.dtype, cache), spec)
     return fill_arrays(split, stream, transforms, arrays=ArrayRows(*arrays))
 
 
 def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Rows]:
     """Applies `dataset.cache` to splits of the same rows, which are read once."""
-    keeps = [each.keep for each in splits]
+    keeps = [blocks.keep for blocks in splits]
     masks = [keep for keep in keeps if keep is not None]
     union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
     together = make_blocks(splits[0].rows, union)
@@ -333,9 +359,9 @@ def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, w
     return [cached if keep is None else select(keep) for keep in keeps]
 
 
-def is_small(size: float, most: int) -> bool:
-    """Returns whether `dataset.cache=auto` caches so many bytes in memory."""
-    return size <= min(most, available_bytes() / 4)
+def is_small(size: float, limit: int) -> bool:
+    """Returns whether `dataset.cache=auto` caches `size` bytes in memory."""
+    return size <= min(limit, available_bytes() / 4)
 
 
 def read_mapped(arrays: ArrayRows, cache: str, workers: Workers) -> ArrayRows:
@@ -348,7 +374,7 @@ def read_mapped(arrays: ArrayRows, cache: str, workers: Workers) -> ArrayRows:
 
 
 def batch_spec(examples: Rows, transforms: Transforms) -> Any:
-    """Returns the specs of one example after preprocessing, which arrays have had."""
+    """Returns the specs of one example after preprocessing. Arrays are preprocessed already."""
     inputs, *rest = examples.spec
     if examples.place != "stream" or not transforms:
         return inputs, *rest
@@ -360,7 +386,9 @@ def batch_spec(examples: Rows, transforms: Transforms) -> Any:
 
 def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:
     """Fills empty arrays with the examples of a stream, and returns them."""
-    flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
+    flat = tf.nest.flatten(arrays.parts)
+    count = len(arrays)
+    done = 0
     batches: Iterable[Any]
     if isinstance(stream, Blocks):
         batches = (preprocess_arrays(slab, transforms).parts for slab in stream.read_slabs())
@@ -391,7 +419,7 @@ def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.d
 
 
 def preprocess_inputs(inputs: Any, transforms: Transforms) -> Any:
-    """Returns the model's inputs for raw ones [b, ...]."""
+    """Converts raw inputs [b, ...] to the model's inputs."""
     named = dict(name_leaves(inputs))
     for names, transform in transforms.items():
         named.update(zip(names, transform([named[name] for name in names]), strict=True))
@@ -400,23 +428,27 @@ def preprocess_inputs(inputs: Any, transforms: Transforms) -> Any:
 
 def preprocess_arrays(arrays: AnyArrays, transforms: Transforms) -> AnyArrays:
     """Preprocesses inputs in memory, on the CPU."""
+    if not transforms:
+        return arrays
     named = dict(name_leaves(arrays.inputs))
     for names, transform in transforms.items():
         raw = [named[name] for name in names]
         size = VALUES_BATCH_SIZE if raw[0].ndim == 1 else READ_BATCH_SIZE
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in names}
         with tf.device("CPU:0"):
-            parts = [
-                [x.numpy() for x in transform([tf.constant(array[first : first + size]) for array in raw])]
-                for first in range(0, len(arrays), size)
-            ]
-        named.update(zip(names, map(np.concatenate, zip(*parts, strict=True)), strict=True))
-    return replace(arrays, inputs=map_named(lambda name, _: named[name], arrays.inputs)) if transforms else arrays
+            for first in range(0, len(arrays), size):
+                outputs = transform([tf.constant(array[first : first + size]) for array in raw])
+                for name, output in zip(names, outputs, strict=True):
+                    parts[name].append(output.numpy())
+        for name in names:
+            named[name] = np.concatenate(parts[name])
+    return replace(arrays, inputs=map_named(lambda name, _: named[name], arrays.inputs))
 
 
 def sample_rows(examples: Rows, count: int, transforms: Transforms, reads_first: bool = False) -> Any:
-    """Returns up to `count` examples that are spread over a split, after the preprocessing, as `Arrays`.
+    """Returns up to `count` preprocessed examples from all over a split, as `Arrays`.
 
-    If they are neither in memory nor rows of a table, the first ones if `reads_first`, else None.
+    If the examples are neither in memory nor rows of a table, it returns the first ones if `reads_first`, else None.
     """
     if examples.place == "stream" and not examples.blocks and not reads_first:
         return None
@@ -443,7 +475,8 @@ def available_bytes() -> float:
     """Returns the memory that this process can still allocate, within the limit of its container (cgroup v2)."""
     available = psutil.virtual_memory().available
     try:
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):  # no cgroup v2, or the limit is "max"
         return available
     return min(available, limit - used)

@@ -62,7 +62,8 @@ class ClassFolders:
         earlier: EarlierState | None,
         split: Split | None,
     ) -> None:
-        self._seed, selected = split_seed, classes or ()
+        self._seed = split_seed
+        selected = classes or ()
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier=earlier)
