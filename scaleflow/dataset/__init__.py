@@ -1,4 +1,4 @@
-"""Dataset sources, and what all of them share: rows are divided, preprocessed and made into batches.
+"""Dataset sources, and the code that they share: rows are divided, preprocessed and made into batches.
 
 Its names are loaded when they are first used: the launcher imports modules of this package that need no TensorFlow.
 """

@@ -157,7 +157,7 @@ class HuggingFace:
         return decoders
 
     def _choose_preprocessing(self, text: Text) -> Text | dict[str, Preprocessing] | None:
-        """Returns the preprocessing of texts: that of a single input, or by input."""
+        """Returns the preprocessing of texts, for a single input, or by input."""
         preprocessing: dict[str, Preprocessing] = {}
         for name, column in self._columns.items():
             if column.stored == "string" and column.decode is None:

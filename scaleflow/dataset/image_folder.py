@@ -18,7 +18,7 @@ class ImageFolder(ClassFolders):
     that can't be decoded is a bad example, named by its path.
 
     Args:
-        earlier: what an earlier run learned: its classes, in their order.
+        earlier: the learned state of an earlier run, with its classes in order.
 
     conf/dataset/image_folder.yaml describes the other arguments.
 

@@ -43,7 +43,7 @@ class DrawnPart(NamedTuple):
     """A split of arrays."""
 
     arrays: Part
-    chosen: Array | None  # its examples among those of the arrays, [n] bool. None: all
+    chosen: Array | None  # its rows of the arrays, [n] bool. None: all
     keys: DivisionKeys  # of all examples of the arrays
 
 
@@ -92,7 +92,10 @@ class Npz:
 
         def describe_target(name: str) -> Outputs:
             arrays = {split: part[name] for split, part in parts.items()}
-            for split, array in arrays.items():  # before a test split is drawn, so that rows are those of the file
+            for (
+                split,
+                array,
+            ) in arrays.items():  # before a test split is drawn, so that messages have the rows of the file
                 of_split = "" if split == "all" else f" of {split!r}"
                 check_finite_targets(f"targets {name!r}{of_split}", array)
             if earlier is not None:

@@ -39,13 +39,13 @@ from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, 
 
 IMAGES, MASKS = "images", "masks"
 
-#: The target of pixels that do not count: those of the value `ignore`, and those that padding adds.
+#: The target of pixels that do not count: pixels with the value `ignore`, and padding.
 IGNORED = 255
 
-#: In place of the class of a value that is none.
+#: The class of a value that is not in `dataset.values`.
 UNKNOWN = 256
 
-#: Brings [red, green, blue] to one number.
+#: The factors of red, green and blue in the number of a colour.
 PLACES = (1 << 16, 1 << 8, 1)
 
 #: The colour type of a PNG file with a palette.
@@ -54,10 +54,10 @@ PALETTE = 3
 
 @dataclass(frozen=True)
 class MaskValues:
-    """The values of pixels in masks, and what they mean."""
+    """The classes of the values of pixels in masks."""
 
     values: np.ndarray[Any, Any]  # [n] int64: a grey value, or a colour as one number
-    classes: np.ndarray[Any, Any]  # [n] int32; `IGNORED` for what does not count
+    classes: np.ndarray[Any, Any]  # [n] int32. `IGNORED`: the pixels do not count
     channels: int  # 1 for grey values, 3 for colours
 
 
@@ -159,7 +159,7 @@ class SegmentationFolder:
 
 
 def look_up(values: tf.Tensor, known: MaskValues) -> tf.Tensor:
-    """Returns the classes of values, int32 of the same shape; `UNKNOWN` for others."""
+    """Returns the classes of values, int32 of the same shape. The class of other values is `UNKNOWN`."""
     if known.channels == 1:
         table = np.full(256, UNKNOWN, np.int32)
         table[known.values] = known.classes
@@ -178,7 +178,7 @@ def name_pair(image: bytes, mask: bytes) -> str:
 
 
 def parse_values(values: Any, ignore: Any, count: int) -> MaskValues:
-    """Checks `dataset.values` and `dataset.ignore` for so many classes."""
+    """Checks `dataset.values` and `dataset.ignore` for a number of classes."""
     listed = list(range(count)) if values is None else values
     is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
     if count > IGNORED:
@@ -238,7 +238,7 @@ def find_pairs(base: Path, unused: Counter[str]) -> np.ndarray[Any, Any]:
 def divide_pairs(
     pairs: np.ndarray[Any, Any], keys: DivisionKeys, division: Division
 ) -> dict[str, tuple[np.ndarray[Any, Any], DivisionKeys]]:
-    """Divides pairs into splits; no test split for 0."""
+    """Divides pairs into splits. There is no test split if its fraction is 0."""
     masks = division.draw(keys, len(pairs), len(pairs))
     if not all(mask.any() for mask in masks.values()):
         raise ConfigError(

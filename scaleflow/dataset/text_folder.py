@@ -17,7 +17,7 @@ class TextFolder(ClassFolders):
     The saved model takes raw texts. A file that is not UTF-8 is a bad example, named by its path.
 
     Args:
-        earlier: what an earlier run learned: its classes, in their order.
+        earlier: the learned state of an earlier run, with its classes in order.
 
     conf/dataset/text_folder.yaml describes the other arguments.
 

@@ -32,7 +32,7 @@ from scaleflow.interfaces.options import check_options
 #: Timeout for a connection to the host of a download.
 PROBE_SECONDS = 5.0
 
-#: Input dtypes that are kept; other numbers become float32.
+#: Input dtypes that are kept. Other numbers become float32.
 KEPT_TYPES = ("uint8", "int32", "float32")
 
 
@@ -45,8 +45,8 @@ class Tfds:
     conf/dataset/tfds.yaml describes the arguments.
 
     Raises:
-        ConfigError: if tensorflow-datasets is not installed, or what an option names does not exist and can't be
-            downloaded.
+        ConfigError: if tensorflow-datasets is not installed, or an option names a dataset or a feature that does not
+            exist and can't be downloaded.
     """
 
     @check_options("dataset")
@@ -283,7 +283,7 @@ def list_entries(folder: Path) -> list[Path]:
 
 
 def download_dataset(folder: Path, name: str, version: str | None) -> Path:
-    """Downloads and prepares a dataset, unless another process does so first; progress goes to the log.
+    """Downloads and prepares a dataset, unless another process does so first. Progress goes to the log.
 
     Raises ConfigError if there is no such dataset, no network, or no space. It says where to put a prepared copy.
     """

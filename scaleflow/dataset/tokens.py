@@ -28,12 +28,12 @@ class Tokens:
     """Reads text for models that predict the next token, such as `model=gpt`.
 
     The documents of a split are tokenized, joined in the order of their files, and cut into sequences of `tokens`. The
-    target at each position is the next token. What is left at the end is not used. The tokens are kept in a file in
-    `cache_dir`, named by a fingerprint of the files and the options. It is made once, and memory-mapped by all runs and
-    workers.
+    target at each position is the next token. Tokens that are left at the end are not used. The tokens are kept in a
+    file in `cache_dir`. Its name is a fingerprint of the files and the options. It is made once, and all runs and
+    workers memory-map it.
 
     Args:
-        earlier: what an earlier run learned: its words, in their order.
+        earlier: the learned state of an earlier run, with its words in order.
 
     conf/dataset/tokens.yaml describes the other arguments.
 
@@ -112,7 +112,7 @@ class Tokens:
         return np.memmap(path, dtype, "r")
 
     def _restore(self, earlier: EarlierState | None) -> None:
-        """Restores what the tokenizer has learned: in an earlier run, or else from the training split."""
+        """Restores the tokenizer of an earlier run, or learns it from the training split."""
         known = None if earlier is None else earlier.find_reading(self).get("learned")
         known = known if isinstance(known, list) else None  # that of a tokenizer that learns
         learned = self._learn() if known is None or (earlier and earlier.extends) else json.dumps(known)
@@ -122,7 +122,7 @@ class Tokens:
         self._tokenizer.name += f" {name_entry(learned)}"  # its tokens depend on more than their own files
 
     def _learn(self) -> str:
-        """Learns the tokenizer from the training split, or reads what was learned from the same files before."""
+        """Learns the tokenizer from the training split. The cache keeps the result for the same files."""
         files = self._files.get("train", self._files.get(ALL, []))
 
         def make() -> Iterator[bytes]:
@@ -153,5 +153,5 @@ class Tokens:
             yield from document
 
     def _key(self, files: Any) -> str:
-        """Names what the tokens of files depend on."""
+        """Returns a text with everything that the tokens of files depend on."""
         return repr([FORMAT, self._tokenizer.name, self._separator, self._column, *map(identify_file, files)])

@@ -4,7 +4,7 @@ Rows are read, converted and shuffled by the block, never one by one. The order 
 and the epoch: the blocks in random order, divided into pools that fit in memory, and the rows of each pool shuffled.
 So a run can resume at any step, after one pool was read.
 
-The rows can be divided into shards, so that workers read different files. Each shard is in an order of its own.
+The rows can be divided into shards, so that workers read different files. Each shard has its own order.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from scaleflow.interfaces import Arrays, Dataset, DivisionKeys, OutputStructure,
 
 Array = np.ndarray[Any, Any]
 
-#: Rows that one call of TensorFlow's takes: few calls, and little memory.
+#: Rows that one call of TensorFlow takes. More need much memory, fewer need many calls.
 SLAB = 16_384
 
-#: The blocks of a table from which few rows are read that are spread over it; with more rows, one for so many.
-MOST_BLOCKS, SPREAD_ROWS = 16, 1024
+#: A spread sample is read from max(MIN_SPREAD_BLOCKS, rows // SPREAD_ROWS) blocks.
+MIN_SPREAD_BLOCKS = 16
+SPREAD_ROWS = 1024
 
 #: Size of the pools in which rows are shuffled, without `dataset.shuffle`.
 POOL_BYTES = 64 << 20
@@ -47,14 +48,14 @@ MEMORY_BYTES = 256 << 20
 
 
 class RowReader(Protocol):
-    """Reads the rows of a split, as a source has them.
+    """Reads the rows of a split.
 
     Attributes:
         lengths: the number of rows of each block.
         paths: the file of each block.
         spec: the specs (inputs, targets) of one row, or with a weight.
         malformed: messages about rows that are in no block, because they cannot be divided into fields.
-        faults: these, and messages about the first other rows that cannot be used.
+        faults: the malformed rows, and messages about the first other rows that cannot be used.
         sampled: the indices of the rows to learn a preprocessing from: [n] int64.
     """
 
@@ -72,7 +73,7 @@ class RowReader(Protocol):
         """Returns the inputs of rows to learn a preprocessing from, and the indices of these rows: [n] int64."""
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Does what `Rows` says, for the sample."""
+        """Does the same as `Rows.recall`, for the sample."""
 
     def name(self, row: int) -> str:
         """Names a row by its file."""
@@ -86,7 +87,7 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True)
 class Blocks(StreamRows):
-    """A stream of the rows of a `RowReader`: all of them, or those that `keep` [rows] bool says.
+    """A stream of the rows of a `RowReader`, or of the rows that `keep` [rows] bool selects.
 
     `dataset` yields the indices of the rows, and `decode` reads them, for code that takes any stream, but slowly.
     """
@@ -165,7 +166,9 @@ class Blocks(StreamRows):
         # The first rows of blocks all over the files
         lengths = self.lengths()
         used = np.flatnonzero(lengths)
-        chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // SPREAD_ROWS)).astype(int))]
+        chosen = used[
+            np.unique(np.linspace(0, len(used) - 1, max(MIN_SPREAD_BLOCKS, count // SPREAD_ROWS)).astype(int))
+        ]
         firsts, parts = np.cumsum([0, *lengths]), []
         for block, share in share_rows(lengths, chosen, min(count, len(self))).items():
             spread = self.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
@@ -199,7 +202,7 @@ class Blocks(StreamRows):
 
     @property
     def malformed(self) -> Sequence[str]:  # type: ignore[override]
-        """Messages about rows of the files that are in no block."""
+        """Messages about rows that cannot be divided into fields."""
         return self.rows.malformed
 
     @property
@@ -219,7 +222,7 @@ class Blocks(StreamRows):
         return [int(np.count_nonzero(self.keep[first:end])) for first, end in self._bounds()]
 
     def load(self, block: int, rows: int | None = None) -> Arrays:
-        """Reads a block, or rows of it from its beginning on. Raises UnusableRowError for one that cannot be used."""
+        """Reads a block, or its first rows. Raises UnusableRowError if one cannot be used."""
         arrays, faults = self.rows.read(block, rows)
         keep = self._keep_mask(block, len(arrays))
         for row in faults:
@@ -231,7 +234,7 @@ class Blocks(StreamRows):
         return arrays.map(partial(gather, rows=places))
 
     def find_unusable(self) -> Iterator[tuple[int, str, str]]:
-        """Yields the rows that cannot be used: the index in the stream, the name, the reason."""
+        """Yields the index in the stream, the name and the reason of each row that cannot be used."""
         done = 0
         for block, (first, _) in enumerate(self._bounds()):
             arrays, faults = self.rows.read(block)
@@ -286,7 +289,7 @@ class Blocks(StreamRows):
 
 
 def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys | None = None) -> Blocks:
-    """Makes the stream of all rows, or of those that `keep` says. `keys` are those of the rows in the stream."""
+    """Makes the stream of all rows, or of the rows that `keep` selects. `keys` divide the rows of the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
     given = {"reader": reader, "keep": keep, **vars(keys or DivisionKeys())}
     blocks = Blocks(tf.data.Dataset.range(length), length, None, name=None, faults=reader.faults, at_once=SLAB, **given)
@@ -299,7 +302,7 @@ def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys
 
 
 def share_rows(lengths: Sequence[int], blocks: Iterable[Any], count: int) -> dict[int, int]:
-    """Divides a number of rows among blocks: about as many of each, and long ones make up for short ones."""
+    """Divides a number of rows among blocks. Blocks get about the same number, and long ones replace short ones."""
     shares: dict[int, int] = {}
     ascending = sorted(map(int, blocks), key=lengths.__getitem__)
     for n, block in enumerate(ascending):
@@ -317,7 +320,7 @@ def concatenate(parts: Sequence[Arrays]) -> Arrays:
 
 
 def store_by_rows(arrays: Arrays) -> Arrays:
-    """Copies columns of float64 into one array by rows: so it is much faster to gather rows from them."""
+    """Copies columns of float64 into one array by rows, because rows are gathered much faster from it."""
     flat: list[Array] = tf.nest.flatten(arrays.parts)
     numbers = [n for n, array in enumerate(flat) if array.dtype == np.float64 and array.ndim == 1]
     matrix = np.empty([len(arrays), len(numbers)])
@@ -335,13 +338,13 @@ def gather(array: Array, rows: Array) -> Array:
 
 
 def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) -> tf.data.Dataset:
-    """Returns what `read` returns for the numbers, in their order: arrays [b, ...] of the structure `spec`."""
+    """Calls `read` with the numbers, in order. Returns its arrays [b, ...], of the structure `spec`."""
     slabs = numbers.map(lambda *values: call_reader(lambda *given: read(*map(int, given)), values, spec))
     return slabs.prefetch(2).with_options(reading_options())
 
 
 def call_reader(read: Callable[..., Any], values: Sequence[tf.Tensor], spec: Any) -> Any:
-    """Returns the arrays [b, ...] of the structure `spec` that `read` returns for values. Traced."""
+    """Calls `read` with values. Returns its arrays [b, ...], of the structure `spec`. Traced."""
     flat_spec = tf.nest.flatten(spec)
     flat = tf.numpy_function(lambda *given: tf.nest.flatten(read(*given)), values, [each.dtype for each in flat_spec])
     shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
@@ -357,7 +360,7 @@ class Piece(NamedTuple):
 
 
 def shuffle_by_file(blocks: Sequence[int], paths: Sequence[str], random: np.random.Generator) -> list[int]:
-    """Returns blocks in random order, those of a file one after the other."""
+    """Returns blocks in random order. Blocks of a file stay together."""
     by_file: dict[str, list[int]] = {}
     for block in blocks:
         by_file.setdefault(paths[block], []).append(block)
@@ -366,7 +369,7 @@ def shuffle_by_file(blocks: Sequence[int], paths: Sequence[str], random: np.rand
 
 
 def cut_rows(order: Sequence[int], lengths: Sequence[int], first: int, end: int) -> list[Piece]:
-    """Returns the rows [first, end) of blocks in an order; `lengths` has the number of rows of each block."""
+    """Returns the rows [first, end) of blocks in an order. `lengths` has the number of rows of each block."""
     pieces = []
     for block in order:
         if first < lengths[block] and end > 0:
@@ -378,17 +381,18 @@ def cut_rows(order: Sequence[int], lengths: Sequence[int], first: int, end: int)
 class BlockOrder:
     """The rows of blocks, or of one shard of them, in the order of an epoch.
 
-    A shard has an equal part of the rows. Each epoch cuts the files, in random order, into the shards of that epoch. A
-    cut can divide a block, which two shards then read.
+    A shard has an equal part of the rows. Each epoch cuts the files, in random order, into its shards. If a cut divides
+    a block, two shards read it.
 
-    While the rows of a pool are taken, the next pool is read, after the last one the first one of the next epoch.
+    While the rows of a pool are taken, the next pool is read. After the last pool, it is the first one of the next
+    epoch.
 
     Args:
         blocks: the rows.
-        seed: reshuffles every epoch; None keeps the order.
-        pool: the least number of rows of a pool, of all shards together, as far as there are so many; None: as many as
-            fit in `POOL_BYTES`.
-        shard, shards: which of how many shards; 0 of 1 has all rows.
+        seed: reshuffles every epoch. None keeps the order.
+        pool: minimum number of rows in a pool, for all shards together. None: as many as fit in `POOL_BYTES`.
+        shard: the number of the shard.
+        shards: the number of shards. The shard 0 of 1 has all rows.
 
     Attributes:
         first: the index of the shard's first row in the stream, if the order is kept.
@@ -427,7 +431,7 @@ class BlockOrder:
         return concatenate(found)
 
     def _divide(self, epoch: int) -> tuple[list[list[Piece]], Array]:
-        """Returns what is in each pool of an epoch, and the position after its last row."""
+        """Returns the pieces in each pool of an epoch, and the position after its last row."""
         if epoch in self._pools:
             return self._pools[epoch]
         least = 1
@@ -449,7 +453,7 @@ class BlockOrder:
         return pools, ends
 
     def _arrange(self, epoch: int) -> list[Piece]:
-        """Returns the rows of an epoch, before those of a pool are shuffled."""
+        """Returns the rows of an epoch, before the rows of pools are shuffled."""
         order = [n for n, length in enumerate(self._lengths) if length]
         if self._seed is not None and self._shards == 1:
             order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
@@ -489,7 +493,7 @@ class BlockOrder:
 
 
 def check_shards(options: Dataset, training: Training, examples: Rows, global_size: int) -> None:
-    """Rejects `dataset.shards` if the training split or its global batches cannot be divided so."""
+    """Rejects `dataset.shards` if it cannot divide the training split or its global batches."""
     shards = options.shards
     if shards == 1:
         return
@@ -513,7 +517,7 @@ def check_shards(options: Dataset, training: Training, examples: Rows, global_si
 
 
 def describe_shards(shards: int, examples: Rows, workers: int) -> str | None:
-    """Returns a note for the user if workers read rows that others train on, and need not."""
+    """Returns a note for the user if workers needlessly read rows that others train on."""
     if shards % workers == 0 or examples.blocks < workers:
         return None
     cost = "every worker reads all files" if shards == 1 else "several workers read the same files"

@@ -3,8 +3,9 @@
 The order of examples is a pure function of (seed, epoch), and the position in it one of (step, replica). So a global
 batch holds the same examples on any number of replicas, and a run can resume at any step without a saved iterator.
 
-An epoch that is shorter than a stream (`training.steps_per_epoch`) continues where the last one ended. Its order is one
-of (seed, pass), and a pass reads the whole stream once. Otherwise each epoch would read the beginning of the stream.
+An epoch that is shorter than a stream (`training.steps_per_epoch`) continues at the end of the last one, because
+otherwise each epoch would read the beginning of the stream. Its order is a function of (seed, pass), and a pass reads
+the whole stream once.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class ShuffledOrder:
     """A stream's examples in the order of an epoch.
 
     Records in memory are accessed by index: a worker reads only its own, and a run can start at any position
-    immediately. Of any other stream, a worker reads all records and decodes its own.
+    immediately. A worker reads all records of any other stream, and decodes its own.
 
     Args:
         stream: the records.
-        seed: reshuffles every epoch; None keeps the order.
-        buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit in
+        seed: reshuffles every epoch. None keeps the order.
+        buffer: size of the shuffle buffer in records, for streams that are not in memory. None means as many as fit in
             `RECORD_BYTES`.
         drawn: which records in memory an epoch has.
     """
@@ -98,7 +99,7 @@ class ShuffledOrder:
     def examples_onward(self, first: tf.Tensor, is_own: IsOwn | None = None) -> tf.data.Dataset:
         """Returns the examples (input, target) from a position on, without an end.
 
-        Positions count over all passes, and each pass reads the whole stream in an order of its own.
+        Positions count over all passes. Each pass reads the whole stream in another order.
         """
         count = len(self._stream)
         passes = tf.data.Dataset.range(first // count, tf.int64.max)
@@ -126,7 +127,7 @@ def keep_own(dataset: tf.data.Dataset, first: tf.Tensor, is_own: IsOwn | None) -
 
 @contextlib.contextmanager
 def replace_global_seed() -> Iterator[None]:
-    """Has operations of a graph not use the global seed in this context.
+    """Keeps operations of a graph from using the global seed in this context.
 
     If that is 0, TensorFlow compares the operation's own seed with 0 in Python, which fails for a tensor of a graph.
     """
@@ -193,7 +194,7 @@ class ArrayFeed:
         return [distribute(array) for array in self._columns.join(arrays.parts)]
 
     def reorder(self, seed: int | None, drawn: Permutation | None = None) -> ArrayFeed:
-        """Returns a feed in the order of another seed, or whose epochs have other examples; it shares the arrays."""
+        """Returns a feed with the same arrays, in the order of another seed or with other examples in its epochs."""
         other = copy.copy(self)
         other._seed, other._drawn, other._datasets = seed, drawn or self._drawn, {}
         other.examples = len(other._drawn)
@@ -266,7 +267,7 @@ class ArrayFeed:
 class Columns:
     """Joins arrays of one dtype and shape, such as the columns of a table, so that one operation gathers all of them.
 
-    A thousand columns in an operation each took longer to gather than a small network to train (measured).
+    To gather a thousand columns with an operation each took longer than to train a small network (measured).
 
     Args:
         parts: a structure of arrays [n, ...].
@@ -289,7 +290,7 @@ class Columns:
             yield arrays[0] if len(group) == 1 else join(arrays, axis=1)
 
     def divide(self, joined: Sequence[tf.Tensor]) -> Any:
-        """Returns the structure of the parts for the same rows of what `join` yields."""
+        """Does the reverse of `join` for some rows: returns the structure of the parts."""
         flat: dict[int, tf.Tensor] = {}
         ranks = [array.ndim for array in tf.nest.flatten(self._structure)]
         for group, tensor in zip(self._groups, joined, strict=True):
@@ -351,7 +352,7 @@ class SharesFeed:
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        """Returns a worker's shares from a step on; `numbers` are their indices in the epoch. Traced."""
+        """Returns a worker's shares from a step on. `numbers` are their indices in the epoch. Traced."""
         raise NotImplementedError
 
     def fetch(self, opened: Any) -> Any:
@@ -389,7 +390,7 @@ class HostArrayFeed(SharesFeed, ArrayFeed):
 
 
 class FileFeed(HostArrayFeed):
-    """Builds the batches from memory-mapped arrays, so that memory holds only what is being read."""
+    """Builds the batches from memory-mapped arrays, so that memory holds only the current rows."""
 
     def _hold(self, arrays: Arrays) -> Any:
         return arrays.parts
@@ -572,7 +573,7 @@ class BlockFeed(StreamFeed):
         return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, workers=1, worker=0)
 
     def find_places(self, step: int) -> np.ndarray[Any, Any]:
-        """Does the work of the function of this name: each shard has some rows, and an equal part of a batch."""
+        """Does the same as the function `find_places`: each shard has some rows, and an equal part of a batch."""
         size = self.batching.global_size // self._shards
         firsts = np.array([order.first for order in self._order])
         return (firsts[:, None] + step * size + np.arange(size)).ravel()
@@ -582,7 +583,7 @@ class BlockFeed(StreamFeed):
         return max(1, SLAB // self.batching.global_size)
 
     def _read_slabs(self, epoch: tf.Tensor, step: tf.Tensor, share: int, workers: int, worker: int) -> tf.data.Dataset:
-        """Returns a worker's shares of an epoch from a step on, of which `_slab_steps` are read at once.
+        """Returns a worker's shares of an epoch from a step on. It reads `_slab_steps` of them at once.
 
         Padding repeats the last row of a shard, with a mask of 0.
         """
@@ -614,7 +615,7 @@ class BlockFeed(StreamFeed):
 def find_places(feed: Feed, step: int) -> np.ndarray[Any, Any]:
     """Returns the indices in the split of a batch's examples, [global batch] int64, if the feed does not shuffle.
 
-    Those of padding have no meaning.
+    The indices of padding have no meaning.
     """
     if isinstance(feed, BlockFeed):
         return feed.find_places(step)
@@ -623,7 +624,7 @@ def find_places(feed: Feed, step: int) -> np.ndarray[Any, Any]:
 
 
 def join_by_step(arrays: Sequence[np.ndarray[Any, Any]], steps: int) -> np.ndarray[Any, Any]:
-    """Joins arrays that each have rows of the same steps: first all rows of the first step."""
+    """Joins arrays with rows of the same steps by step: first all rows of the first step."""
     joined = np.concatenate([array.reshape(steps, -1, *array.shape[1:]) for array in arrays], axis=1)
     return joined.reshape(-1, *joined.shape[2:])
 

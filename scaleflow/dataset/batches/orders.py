@@ -1,5 +1,6 @@
-"""Which training examples an epoch has, and in which order: all of them once, or each class as often as
-`dataset.balance` says. Both are a pure function of (seed, epoch).
+"""The training examples of an epoch and their order: all examples once, or classes balanced by `dataset.balance`.
+
+Both are a pure function of (seed, epoch).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ Array = np.ndarray[Any, Any]
 def shuffle_position(
     place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count: int | tf.Tensor, part: int = 0
 ) -> tf.Tensor:
-    """Returns the index of the example at a position of an epoch's order; the same for arrays and records in memory.
+    """Returns the index of the example at a position of an epoch's order. Arrays and records in memory share it.
 
-    `count` may be one for each place. `part` tells orders of the same seed and epoch apart.
+    `count` may be one for each place. `part` distinguishes orders of the same seed and epoch.
     """
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + (part << 40)])
     most = count - 1 if tf.is_tensor(count) else tf.constant(count - 1, tf.int64)
@@ -42,8 +43,8 @@ class Permutation:
 class ClassOrder(Permutation):
     """A number of examples of each class.
 
-    Those of a class follow its own order, which each epoch shuffles. So of fewer examples than the class has, each
-    epoch has others; of more, all occur nearly equally often.
+    The examples of a class have their own order, which each epoch shuffles. If an epoch has only some examples of a
+    class, the next epoch has others. If it has more examples than the class, all occur nearly equally often.
 
     Args:
         classes: the class of each example, [n].

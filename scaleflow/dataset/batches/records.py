@@ -1,4 +1,4 @@
-"""Streams by the indices of their examples: their records, which are cheap to read and store, and their decoding."""
+"""Streams as records, which are cheap to read and to store, and a function that decodes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scaleflow.interfaces import (
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
 
-#: Number of records from which the size of all is estimated.
+#: The average size of records is estimated from this many.
 SAMPLE = 100
 
 #: Memory that a string takes in addition to its bytes.
@@ -37,7 +37,7 @@ STRING_BYTES = 24
 
 READ_BATCH_SIZE = 1024
 
-#: Records that are decoded at once to find those that cannot be.
+#: Records that are decoded at once, to find unreadable ones.
 DECODE_BATCH_SIZE = 16
 
 #: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
@@ -46,10 +46,10 @@ AUTO_BYTES = 1 << 30
 #: A digest of a stream that is not in memory covers this many examples.
 DIGESTED = 32
 
-#: A name that a source gives an example: a file, and the number of a row in it.
+#: A name of an example that has its file and the number of its row.
 NUMBERED = re.compile(r"(.*), (?:row|record|example) (\d+)", re.DOTALL)
 
-#: Records of a stream that are not in memory are read again for their names, for at most so many seconds.
+#: Time limit for reading records that are not in memory again, for their names, in seconds.
 NAMING_SECONDS = 5.0
 
 #: Time limit for reading targets, in seconds.
@@ -57,18 +57,24 @@ TARGET_SECONDS = 5.0
 
 Array = np.ndarray[Any, Any]
 
-#: Number of files that are read in parallel, and of consecutive records from each.
-INTERLEAVED, BLOCK = 8, 16
+#: Number of files that are read in parallel.
+INTERLEAVED = 8
 
-#: How many batches are read ahead, and how many bytes of them.
-PREFETCHED, PREFETCH_BYTES = 16, 1 << 28
+#: Number of consecutive records that are read from a file.
+BLOCK = 16
+
+#: Maximum number of batches that are read ahead.
+PREFETCHED = 16
+
+#: Maximum size of batches that are read ahead.
+PREFETCH_BYTES = 1 << 28
 
 
 def reading_options(threads: int | None = None) -> tf.data.Options:
-    """Returns the options of tf.data: a deterministic order, and a thread pool of that size if one is given.
+    """Returns the options of tf.data: a deterministic order, no tuning, and the size of a thread pool if it is set.
 
-    Every dataset that is iterated has them, since tf.data's tuning costs time where an iterator ends: with TensorFlow
-    2.21 the iterator often waits for the thread that tunes, and an epoch of 0.8 s took 1.3 s.
+    Every dataset that is iterated has them. At its end, an iterator often waits for the thread that tunes: with
+    TensorFlow 2.21, an epoch of 0.8 s took 1.3 s.
     """
     options = tf.data.Options()
     options.deterministic = True
@@ -80,7 +86,7 @@ def reading_options(threads: int | None = None) -> tf.data.Options:
 
 
 def prefetch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Has batches read ahead, fewer large ones. Without tuning, `AUTOTUNE` would mean up to half of the memory."""
+    """Reads batches ahead, up to a size. Without tuning, `AUTOTUNE` would mean up to half of the memory."""
     size = static_bytes(batches.element_spec)
     return batches.prefetch(max(2, min(PREFETCHED, int(PREFETCH_BYTES / max(size, 1)))))
 
@@ -94,14 +100,14 @@ def decode(stream: Stream, record: Any) -> Any:
 
 
 def call_decode(stream: Stream, record: Any) -> Any:
-    """Calls `Stream.decode` on a record, or on a batch of them if the stream has `at_once`. Traced."""
+    """Calls `Stream.decode` with a record, or with a batch of records if the stream has `at_once`. Traced."""
     if stream.decode is None:
         return record
     return stream.decode(*record) if isinstance(record, tuple) else stream.decode(record)
 
 
 def decode_records(stream: Stream, dataset: tf.data.Dataset | None = None) -> tf.data.Dataset:
-    """Decodes a stream's records, or those of `dataset`, to examples, in parallel and in their order."""
+    """Decodes the records of a stream, or of `dataset`, to examples, in parallel and in order."""
     dataset = stream.dataset if dataset is None else dataset
     if stream.decode is None:
         return dataset
@@ -168,7 +174,7 @@ def cache_records(split: str, stream: StreamRows) -> StreamRows:
 
 
 def read_all(stream: Stream) -> tuple[tf.Tensor, ...] | None:
-    """Reads all records; returns None if they exceed twice `RECORD_BYTES`."""
+    """Reads all records. Returns None if they exceed twice `RECORD_BYTES`."""
     parts: list[list[tf.Tensor]] = []
     size = 0.0
     for batch in stream.dataset.take(len(stream)).batch(READ_BATCH_SIZE):
@@ -182,7 +188,7 @@ def read_all(stream: Stream) -> tuple[tf.Tensor, ...] | None:
 
 
 def record_bytes(stream: Stream) -> float:
-    """Estimates the size of a record; infinite if shapes are not static."""
+    """Estimates the size of a record. It is infinite if shapes are not static."""
     spec = tf.nest.flatten(stream.dataset.element_spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in spec):
         return float("inf")
@@ -193,7 +199,7 @@ def record_bytes(stream: Stream) -> float:
 
 
 def static_bytes(spec: Any) -> float:
-    """Returns the size of one element; infinite if it is not static."""
+    """Returns the size of one element. It is infinite if shapes are not static."""
     flat = tf.nest.flatten(spec)
     if not all(s.shape.is_fully_defined() and s.dtype != tf.string for s in flat):
         return float("inf")
@@ -207,7 +213,7 @@ def tensor_bytes(tensor: tf.Tensor) -> float:
 
 
 def interleave_files(files: Sequence[str], records: Any) -> tf.data.Dataset:
-    """Reads the records of several files in parallel, `BLOCK` consecutive ones of each, always in the same order.
+    """Reads the records of several files in parallel, always in the same order.
 
     `records` maps (index of the file int64, path) to a dataset of its records. Traced.
     """
@@ -239,7 +245,7 @@ def divide_records(
 def draw(
     records: tf.data.Dataset, count: int, held_out: int, seeds: tuple[int, int], is_held_out: bool
 ) -> tf.data.Dataset:
-    """Returns the `held_out` of `count` records that the seeds select, or all others, in their order.
+    """Draws `held_out` of `count` records with the seeds. Returns these records, or all others, in order.
 
     The records have fixed shapes and are the same at each iteration.
     """
@@ -259,7 +265,7 @@ def draw(
 
 @dataclass(frozen=True)
 class StreamRows(Stream, Rows):
-    """A stream whose records are read in their order, again at each use.
+    """A stream whose records are read in order, again at each use.
 
     `varies` says whether its examples differ at each reading (`dataset/batches/varying.py`).
     """
@@ -276,7 +282,7 @@ class StreamRows(Stream, Rows):
 
     @property
     def kept_together(self) -> int:
-        """The number of examples that `dataset.cache=auto` keeps in memory, or not, together."""
+        """The number of examples on whose size `dataset.cache=auto` decides."""
         return len(self)
 
     def select(self, chosen: Array) -> Self:
@@ -285,7 +291,7 @@ class StreamRows(Stream, Rows):
         return replace(self, dataset=dataset, length=int(np.count_nonzero(keep)), **self.cut_keys(keep))
 
     def cut_keys(self, chosen: Any) -> dict[str, Any]:
-        """Returns what the chosen examples are divided by: indices, a slice, or a mask."""
+        """Returns the values that divide the chosen examples. `chosen` has indices, a slice or a mask."""
         return vars(DivisionKeys.of(self).select(chosen))
 
     def limit(self, count: int) -> Self:
@@ -307,7 +313,7 @@ class StreamRows(Stream, Rows):
         return replace(self, decode=decode_converted)
 
     def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
-        """Returns the parts of all examples, or what `pick` takes of them, in batches."""
+        """Returns all examples in batches, or the parts that `pick` takes of them."""
         records = self.dataset.take(len(self))
         if pick is None:
             return self.stream().batch(size)
@@ -394,7 +400,7 @@ class StreamRows(Stream, Rows):
         return [name_record(self, *each) for each in zip(places, self._read_records(places), strict=True)]
 
     def find_unreadable(self) -> Iterator[int]:
-        """Yields the indices of the records that cannot be decoded, which happens in parallel."""
+        """Yields the indices of the records that cannot be decoded. It decodes in parallel."""
         good = np.zeros(len(self), bool)
         for indices, _ in () if self.at_once is None else readable_batches(self).as_numpy_iterator():
             good[indices] = True
@@ -410,7 +416,7 @@ class StreamRows(Stream, Rows):
                 following = next(readable, None)
 
     def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
-        """Says what is wrong with records that cannot be decoded, by their ascending indices."""
+        """Returns the errors of records that cannot be decoded, by their ascending indices."""
         return [describe_record(self, *each) for each in zip(places, self._read_records(places), strict=False)]
 
     def _read_records(self, places: Sequence[int]) -> list[Any]:
@@ -419,9 +425,9 @@ class StreamRows(Stream, Rows):
         return [record for _, record in matches.take(len(places))]
 
     def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns (index, a little of it as text) of those of numbered records that can be decoded, in their order.
+        """Returns (index, a little of it as text) of the numbered records that can be decoded, in order.
 
-        Errors that are raised before the decoding are raised here, too.
+        Errors before the decoding are raised.
         """
 
         def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
@@ -495,7 +501,7 @@ class Records(StreamRows):
 
 
 def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:
-    """Returns which examples are chosen, [length] bool, by their indices or as it is given."""
+    """Returns the chosen examples as a mask, [length] bool. They may be indices or a mask already."""
     if isinstance(chosen, np.ndarray) and chosen.dtype == bool:
         return chosen
     mask = np.zeros(length, bool)
@@ -504,7 +510,7 @@ def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:
 
 
 def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the index of a record, and a little of the example that it is decoded to. Traced."""
+    """Returns the index of a record, and a little of its decoded example. Traced."""
     return place, extract_text(decode(stream, record))
 
 
@@ -535,7 +541,7 @@ def extract_text(example: Any) -> tf.Tensor:
 
 
 def number_records(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Dataset:
-    """Returns (index, record) of the records for which `wanted` [length] is True."""
+    """Returns (index, record) of the records that `wanted`, [length] bool, selects."""
     keep = tf.constant(wanted)
     numbered = stream.dataset.take(len(stream)).enumerate()
     if stream.at_once is None:
@@ -566,9 +572,9 @@ def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExampl
 
 
 def read_readable(dataset: tf.data.Dataset, count: int) -> Iterator[Any]:
-    """Yields what can be read of the first `count` elements, as numpy values; other checks report the rest.
+    """Yields the readable ones of the first `count` elements, as numpy values. Other checks report the rest.
 
-    `ignore_errors` would not end if every further call fails: a generator that raised, of which more is expected.
+    `ignore_errors` would not end if every further call fails, as after an error of a generator.
     """
     elements = dataset.as_numpy_iterator()
     for _ in range(count):
@@ -591,7 +597,7 @@ def draw_places(length: int, count: int) -> Array:
 
 
 def stack_values(values: Sequence[Any]) -> Array:
-    """Returns [n, ...]; flattens and concatenates examples that differ in shape."""
+    """Stacks values to [n, ...]. Examples that differ in shape are flattened and concatenated."""
     if len({np.shape(value) for value in values}) == 1:
         return np.asarray(values)
     return np.concatenate([np.ravel(value) for value in values])

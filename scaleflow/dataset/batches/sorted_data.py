@@ -1,4 +1,4 @@
-"""Notes about data in the order of their targets, of which a shuffle buffer or a limit sees only one part.
+"""Notes about data that are sorted by their targets, so that a shuffle buffer or a limit has few of them.
 
 A stream that is not in memory is shuffled through a buffer. If the stream is sorted by class, and the buffer is small
 compared with it, long stretches of the training have few classes. A limit takes the first examples, which may have few
@@ -17,26 +17,31 @@ from scaleflow.interfaces import Outputs, OutputStructure, Rows
 
 Array = np.ndarray[Any, Any]
 
-#: A sample has at least this many targets, if there are so many, and all of a shuffle buffer.
+#: A sample has at least this many targets if the split has them, and all targets of a shuffle buffer.
 MIN_SAMPLE = 2000
 
 #: Time limit for reading it, in seconds.
 SAMPLE_SECONDS = 2.0
 
-#: Windows of fewer targets say little, and so do samples of fewer.
-MIN_WINDOW, MIN_TARGETS = 20, 50
+#: Smaller windows are not examined.
+MIN_WINDOW = 20
 
-#: Targets are sorted if the windows explain so much of their variance, or if their rank correlation with the position
-#: is at least this. In a random order both are nearly 0.
-MAX_EXPLAINED, MAX_CORRELATION = 0.3, 0.9
+#: Smaller samples are not examined.
+MIN_TARGETS = 50
 
-#: Classes with a single example in a sample, as a share of it. If they are rarer, the classes that are not in the
-#: sample have about such a small share of all examples (Good 1953), unless the data are sorted.
+#: Targets are sorted if the windows explain more than this share of their variance. In random order, it is nearly 0.
+MAX_EXPLAINED = 0.3
+
+#: Targets are sorted if their rank correlation with the position is at least this. In random order, it is nearly 0.
+MAX_CORRELATION = 0.9
+
+#: Maximum share of a sample that classes with a single example have, if the sample shows all but rare classes. The
+#: classes outside of the sample have about the same share of all examples, unless the data are sorted (Good 1953).
 MAX_SINGLE = 0.01
 
 
 def describe_stream_order(examples: Rows, outputs: OutputStructure, shuffle: int | None) -> str | None:
-    """Returns a note if a stream is sorted and its shuffle buffer is small; `shuffle` is `dataset.shuffle`."""
+    """Returns a note if a stream is sorted and its shuffle buffer is small. `shuffle` is `dataset.shuffle`."""
     if examples.is_random_access or examples.place != "stream":
         return None
     window = buffer_size(examples, shuffle)  # type: ignore[arg-type]
@@ -79,9 +84,9 @@ def count_classes(outputs: OutputStructure) -> int | None:
 
 
 def read_first_targets(examples: Rows, outputs: OutputStructure, count: int) -> Array | None:
-    """Reads up to `count` targets in their order, [n] float64; fewer if it takes long.
+    """Reads up to `count` targets in order, [n] float64. It reads fewer if this takes long.
 
-    Returns None if an example has no single target, or if one cannot be read, which has an error of its own.
+    Returns None if an example has no single target or cannot be read.
     """
     if not isinstance(outputs, Outputs) or not (outputs.is_one_class or outputs.target_shape in ((), (1,))):
         return None
@@ -104,7 +109,7 @@ def read_first_targets(examples: Rows, outputs: OutputStructure, count: int) -> 
 
 
 def find_sorted(targets: Array, classes: int | None, window: int) -> str | None:
-    """Returns how the first targets of a stream differ from a random order, in words; None if they do not.
+    """Returns a text on how the first targets of a stream differ from a random order; None if they do not.
 
     Args:
         targets: in their order, [n].
@@ -131,9 +136,9 @@ def find_sorted(targets: Array, classes: int | None, window: int) -> str | None:
 
 
 def find_absent(targets: Array, classes: int | None) -> str | None:
-    """Returns which part of the classes is in the targets, in words, if at most half of them is.
+    """Returns a text on the classes in the targets if at most half of all classes are there, else None.
 
-    It is None if the sample has many classes once: then others are missing because the sample is small.
+    It is also None if the sample has many classes once: then others are missing because the sample is small.
     """
     if classes is None or len(targets) < MIN_TARGETS:
         return None
@@ -146,7 +151,7 @@ def find_absent(targets: Array, classes: int | None) -> str | None:
 def explain_variance(windows: Array, classes: int | None) -> float:
     """Returns the share of the targets' variance that lies between windows, [windows, length] -> 0 to 1.
 
-    The variance of classes is that of their one-hot codes.
+    For classes, it is the variance of their one-hot codes.
     """
     columns = [windows] if classes is None else [(windows == each).astype(np.float64) for each in np.unique(windows)]
     total = sum(float(column.var()) for column in columns)

@@ -41,7 +41,7 @@ class UnreadableExample:
 def refuse_unreadable(split: str, rows: Rows) -> Iterator[None]:
     """Wraps code that reads a split: if reading fails, raises ConfigError, which names the first unreadable example.
 
-    If there is none, the original error passes through.
+    If all examples can be read, the original error passes through.
     """
     try:
         yield

@@ -1,7 +1,8 @@
 """Streams that differ at each reading, such as those with a random augmentation in `tf.data.Dataset.map`.
 
-They are read again in each epoch and not cached, since a cache would keep the first random changes for the whole run.
-A stream whose examples only change their order is sorted once, so that all workers and a resumed run have one order.
+They are read again in each epoch and not cached, because a cache would keep the first random changes for the whole run.
+If only the order of the examples changes, a stream is sorted once, so that all workers and a resumed run share the
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FIRST_EXAMPLES, FIRST_TARGETS = 16, 1000
 
 @dataclass(frozen=True)
 class Variation:
-    """What differs between two readings of a stream."""
+    """The differences between two readings of a stream."""
 
     records: bool = False  # the records, before they are decoded
     examples: bool = False
@@ -45,16 +46,16 @@ class Variation:
 
 
 def is_own_source(source: Source) -> bool:
-    """Returns whether a user's code reads the examples. The other sources read the same ones each time."""
+    """Returns whether a user's code reads the examples. Other sources always read the same examples."""
     original = find_original(source)
     return isinstance(original, OwnSource) or not type(original).__module__.startswith("scaleflow.dataset.")
 
 
 def settle_variation(split: str, stream: StreamRows, options: Dataset, workers: Workers, emit: Emit) -> StreamRows:
-    """Reads the first examples of a user's stream twice, and returns the stream as it is to be used from then on.
+    """Reads the first examples of a user's stream twice. Returns the stream, with `varies` set, or sorted.
 
     Raises:
-        ConfigError: if examples are chosen by their place, and what is at a place differs at each reading.
+        ConfigError: if examples are chosen by their place, and the example at a place differs at each reading.
     """
     found = Variation(**json.loads(workers.from_chief(lambda: json.dumps(asdict(find_variation(stream))))))
     if not found.examples:

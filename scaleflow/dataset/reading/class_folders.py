@@ -102,7 +102,7 @@ class ClassFolders:
 
 
 def describe_classes(base: Path, selected: Sequence[str], kind: ClassKind, earlier: EarlierState | None) -> Outputs:
-    """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
+    """Describes the target. The classes are those of an earlier run, or else the folders."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is not None and known is not None and known.names:
         return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
@@ -124,7 +124,7 @@ def label_files(
     is_whole: bool,
     unknown: int | None = None,
 ) -> LabeledFiles:
-    """Lists the files of each class folder, at any depth; `names` are the classes in the order of their indices.
+    """Lists the files of each class folder, at any depth. `names` are the classes in the order of their indices.
 
     If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist, unless `unknown`
     is their label.
@@ -155,14 +155,15 @@ def label_files(
 
 
 def read_file_keys(rule: Split, base: Path, files: LabeledFiles) -> DivisionKeys:
-    """Returns what files are divided by; of `auto` and `random`, too, each split gets its share of a class."""
-    by_class = rule.by in ("auto", "random") or is_by_target(rule)
+    """Returns the values that divide files. With `auto` and `random`, splits have the same share of each class."""
     keys = read_path_keys(rule, base, files.paths)
-    return replace(keys, strata=files.labels - min(0, files.labels.min())) if by_class else keys
+    if rule.by not in ("auto", "random") and not is_by_target(rule):
+        return keys
+    return replace(keys, strata=files.labels - min(0, files.labels.min()))
 
 
 def draw_test_files(whole: LabeledFiles, division: Division) -> dict[str, LabeledFiles]:
-    """Divides files into splits; no test split for 0."""
+    """Divides files into splits. There is no test split if its fraction is 0."""
     if division.rule.by not in ("auto", "random") and not is_by_target(division.rule):
         masks = division.draw(whole.keys, len(whole.labels))
         return {name: take_files(whole, mask) for name, mask in masks.items()}

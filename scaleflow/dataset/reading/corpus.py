@@ -15,7 +15,7 @@ from scaleflow.files.table_formats import CsvForm, explain_arrow_error
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 SUFFIXES = (".txt", ".md", *TABLE_SUFFIXES)
 
-#: A document comes in blocks of about so many bytes, which end at the end of a line.
+#: Size of the blocks of a document, in bytes. They end at the end of a line.
 BLOCK_BYTES = 1 << 20
 
 #: Rows that are read at a time.
@@ -23,10 +23,10 @@ ROWS = 1024
 
 
 def read_documents(path: str, column: str, is_bytes: bool) -> Iterator[Iterator[bytes]]:
-    """Yields the documents of a file as blocks of UTF-8; a text file is one, in JSON lines and Parquet each row.
+    """Yields the documents of a file as blocks of UTF-8. A text file is one document. In tables, each row is one.
 
     Args:
-        path: of the file; its suffix tells the format, and other files are text.
+        path: of the file. Its suffix decides on the format. Files with other suffixes are text.
         column: the column with the text.
         is_bytes: whether text files may be other than UTF-8.
 
@@ -59,7 +59,7 @@ def read_lines(path: str, is_bytes: bool) -> Iterator[bytes]:
 
 
 def read_rows(path: str, column: str) -> Iterator[str]:
-    """Yields a column of texts of JSON lines or of a Parquet file; "" for a missing one."""
+    """Yields a column of texts of JSON lines or of a Parquet file. "" is missing."""
     import pyarrow
 
     files, number, has_text = prepare_tables({ALL: [path]}, path, CsvForm(), cache=LearnedCache(None, path)), 0, False

@@ -495,7 +495,7 @@ def count_by_group(groups: Array, strata: Array | None) -> tuple[Array, Array]:
 def draw_groups(groups: Array, strata: Array | None, fraction: float, seeds: Sequence[int]) -> Array:
     """Draws whole groups that have about a fraction of the rows: [n] bool.
 
-    It draws many times, and takes the draw with the most even fractions of the classes.
+    It draws many times, and chooses the draw whose fractions of the classes differ least.
     """
     counts, group_of_row = count_by_group(groups, strata)
     sizes = counts.sum(axis=1)

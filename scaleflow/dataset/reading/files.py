@@ -21,7 +21,7 @@ import numpy as np
 from scaleflow.errors import ConfigError, find_similar, read_reason
 from scaleflow.files.object_store import call_store, connect, split_address
 
-#: Names of folders and prefixes of file names -> the split that they denote.
+#: The split that the name of a folder, or the beginning of the name of a file, denotes.
 SPLITS: Mapping[str, str] = {
     "train": "train",
     "training": "train",
@@ -75,9 +75,10 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
     Args:
         data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation` (or `val`), `test`, or
             files whose names begin with these words, are the splits.
-        suffixes: lower-case suffixes, one of which the names in a folder must have, see `has_suffix`.
+        suffixes: lower-case suffixes. Names in a folder must have one of them: see `has_suffix`.
 
-    Raises ConfigError if there is no file, or there are splits without `train`.
+    Raises:
+        ConfigError: if there is no file, or there are splits without `train`.
     """
     path = expand_data_dir(data_dir)
     if (matches := match_files(str(path), f"dataset.data_dir={data_dir}")) is not None:
@@ -89,7 +90,7 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
 def match_files(path: str, label: str) -> list[str] | None:
     """Returns the sorted files that a path or a glob denotes; None if it is a folder.
 
-    Raises ConfigError, whose message begins with `label`, if there are none.
+    Raises ConfigError if no file matches. The message begins with `label`.
     """
     if Path(path).is_file():
         return [path]
@@ -104,7 +105,7 @@ def match_files(path: str, label: str) -> list[str] | None:
 
 
 def suggest_path(path: Path) -> str:
-    """Returns `; did you mean data/house.csv?` for the most similar name beside a path that does not exist, or ""."""
+    """Returns `; did you mean data/house.csv?` with the name that is most similar to a missing path, or ""."""
     with contextlib.suppress(OSError):
         if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
             return f"; did you mean {path.with_name(similar)}?"
@@ -199,7 +200,7 @@ def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
 
 
 def describe_unused(unused: Counter[str], suffixes: Sequence[str]) -> tuple[str, ...]:
-    """Returns a note on files that are not read, by their suffix; none if there are none."""
+    """Returns a note about files that are not read, by suffix. It returns nothing if all files are read."""
     if not unused:
         return ()
     counts = ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in unused.most_common(5))
@@ -211,7 +212,7 @@ def describe_unused(unused: Counter[str], suffixes: Sequence[str]) -> tuple[str,
 
 
 def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:
-    """Returns the names of the splits; without named splits there is `test` only if its fraction is not 0."""
+    """Returns the names of the splits. If files name no splits, there is a test split unless its fraction is 0."""
     return tuple(files) if ALL not in files else ("train", "test") if test else ("train",)
 
 
@@ -230,8 +231,11 @@ def draw_rows(
 
 KEY = "dataset.data_dir"
 
-#: An ETag takes a request. So many are asked for, at most, so many at a time.
-MOST_ETAGS, REQUESTS = 200, 16
+#: Maximum number of ETags that are read. Each one takes a request.
+MAX_ETAGS = 200
+
+#: Requests that are sent in parallel.
+REQUESTS = 16
 
 
 def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]:
@@ -239,7 +243,7 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
 
     Args:
         address: `s3://BUCKET/PATH` and the like: a file, a glob, or a prefix.
-        suffixes: one of which the names below a prefix must have, see `has_suffix`.
+        suffixes: names below a prefix must have one of them: see `has_suffix`.
 
     Raises ConfigError if there is no such file, or if the store does not answer or refuses the request.
     """
@@ -256,8 +260,8 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
 def list_in_store(key: str, address: str) -> tuple[str, list[str]]:
     """Returns the folder that an address is in, and the sorted paths of its files without the scheme.
 
-    Files below a prefix whose names, or whose folders' names, begin with a dot are left out. Raises ConfigError, which
-    names `key`, if there is no file.
+    It leaves out files below a prefix if their names, or the names of their folders, begin with a dot. Raises
+    ConfigError about `key` if there is no file.
     """
     scheme, path = split_address(key, address)
     root = find_root(address, key)
@@ -272,8 +276,9 @@ def list_in_store(key: str, address: str) -> tuple[str, list[str]]:
 
 
 def matches_glob(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Returns whether the parts of a path match those of a glob, as `glob.glob` does: `**` is any number of folders,
-    and `*` matches no name that begins with a dot.
+    """Returns whether the parts of a path match the parts of a glob.
+
+    As for `glob.glob`, `**` is any number of folders, and `*` matches no name that begins with a dot.
     """
     if not parts or not patterns:
         return not parts and not patterns
@@ -317,7 +322,7 @@ def identify_in_store(address: str) -> dict[str, tuple[int, int | None]]:
 
 
 def read_etags(addresses: Sequence[str]) -> dict[str, str]:
-    """Returns the ETags of the first `MOST_ETAGS` files, by their addresses. Raises ConfigError if that fails."""
+    """Returns the ETags of the first `MAX_ETAGS` files, by their addresses. Raises ConfigError if that fails."""
 
     def read(address: str) -> str:
         metadata = open_in_store(address).metadata()
@@ -327,7 +332,7 @@ def read_etags(addresses: Sequence[str]) -> dict[str, str]:
         with ThreadPoolExecutor(REQUESTS) as pool:
             return dict(zip(asked, pool.map(read, asked), strict=True))
 
-    asked = addresses[:MOST_ETAGS]
+    asked = addresses[:MAX_ETAGS]
     return call_store(KEY, asked[0], read_all) if asked else {}
 
 

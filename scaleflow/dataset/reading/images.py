@@ -16,13 +16,19 @@ ImageSize = Annotated[
 Resize = Literal["stretch", "pad", "crop"]
 Channels = Annotated[int, Check(lambda value: value in (1, 3), "3, or 1 for grey")]
 
-#: Where a PNG file says how many bits a value has, in one byte, and of which type its colours are, in the next one.
+#: The place in a PNG file of the number of bits of a value, in one byte, and of the type of the colours, in the next.
 PNG_HEADER = 24
 
-#: The first bytes of a file, in which EXIF data is looked for, and those of the data, in which the orientation is; what
-#: is before the data in a JPEG and in a PNG; and the entry before the orientation by the order of bytes, each with the
-#: place of the orientation after its start.
-HEAD_BYTES, EXIF_BYTES, EXIF_MARKS = 1 << 17, 4096, (b"Exif\0\0", b"eXIf")
+#: EXIF data is searched in this many bytes at the beginning of a file.
+HEAD_BYTES = 1 << 17
+
+#: The orientation is searched in this many bytes at the beginning of the EXIF data.
+EXIF_BYTES = 4096
+
+#: The bytes before the EXIF data in a JPEG and in a PNG.
+EXIF_MARKS = (b"Exif\0\0", b"eXIf")
+
+#: For each order of bytes, the entry before the orientation, and the place of the orientation after its start.
 ORIENTATION_ENTRIES = (((0x12, 1, 3, 0, 1, 0, 0, 0), 8), ((1, 0x12, 0, 3, 0, 0, 0, 1), 9))
 
 #: How much smaller than its file libjpeg can decode a picture, in both directions.
@@ -82,7 +88,7 @@ def decode_image(encoded: tf.Tensor, channels: int, ratio_of: Callable[[tf.Tenso
 
 
 def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns how a JPEG or PNG has to be turned, as its EXIF data says: int32 from 1 to 8; 1 for others."""
+    """Returns the orientation in the EXIF data of a JPEG or PNG, int32 from 1 to 8. It is 1 for other files."""
     is_png = is_png_file(encoded)
     mark = tf.where(is_png, EXIF_MARKS[1], EXIF_MARKS[0])
     head = tf.strings.substr(encoded, 0, HEAD_BYTES)
@@ -131,7 +137,7 @@ def turn_image(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 
 def image_size(encoded: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
-    """Returns [height, width] int32 of an encoded image, of which `image` is the result of `decode_image`."""
+    """Returns [height, width] int32 of an encoded image. `image` is the result of `decode_image`."""
 
     def read_size() -> tf.Tensor:
         return turn_shape(tf.io.extract_jpeg_shape(encoded)[:2], find_orientation(encoded))

@@ -14,12 +14,12 @@ from scaleflow.interfaces.data import MOST_ROUNDING, ROUNDING
 #: The kinds of a target that is one class or number.
 OneKind = Literal["auto", "classification", "binary", "regression"]
 
-#: The most classes that a message names.
-MOST_CLASSES_NAMED = 10
+#: Maximum number of classes that a message names.
+MAX_CLASSES_NAMED = 10
 
 
 def describe_outputs(kind: Kind | Literal["auto"], count: int, names: Sequence[str] = ()) -> Outputs:
-    """Describes outputs with so many classes, labels or values. With `auto`, two classes are `binary`."""
+    """Describes outputs with a number of classes, labels or values. With `auto`, two classes are `binary`."""
     if kind == "auto":
         kind = "binary" if count == 2 else "classification"
     return Outputs(kind, (1,) if kind == "binary" else (count,), tuple(names) or None)
@@ -27,11 +27,12 @@ def describe_outputs(kind: Kind | Literal["auto"], count: int, names: Sequence[s
 
 def show_classes(names: Sequence[str]) -> str:
     """Returns the first classes for a message."""
-    return ", ".join(names[:MOST_CLASSES_NAMED]) + (", ..." if len(names) > MOST_CLASSES_NAMED else "")
+    shown = ", ".join(names[:MAX_CLASSES_NAMED])
+    return f"{shown}, ..." if len(names) > MAX_CLASSES_NAMED else shown
 
 
 def check_finite_targets(label: str, targets: np.ndarray[Any, Any]) -> None:
-    """Rejects targets of which float32 makes NaN or Inf. They are searched only if the smallest or largest is one."""
+    """Rejects targets that are NaN or infinite in float32. It searches only if the smallest or largest one is."""
     largest = np.finfo(np.float32).max
     if targets.dtype.kind != "f" or not targets.size or (targets.min() >= -largest and targets.max() <= largest):
         return
@@ -44,7 +45,7 @@ def check_finite_targets(label: str, targets: np.ndarray[Any, Any]) -> None:
 
 
 def check_weights_name(name: str | None, inputs: Collection[str], target: Any, key: str) -> None:
-    """Rejects weights that are inputs, too, or the target; `key` names the inputs."""
+    """Rejects weights that are also an input or the target. `key` names the inputs."""
     if name is not None and name == target:
         raise ConfigError(f"dataset.weights={name}: is the target, too; name another column")
     if name in inputs:
@@ -56,12 +57,12 @@ def check_weights_name(name: str | None, inputs: Collection[str], target: Any, k
 
 Array = np.ndarray[Any, Any]
 
-#: The range of numbers in deviations: about that of a normal distribution without its tails.
+#: The range of a normal distribution without its tails, in deviations.
 RANGE = 4.0
 
 
 def find_mean_and_deviation(numbers: Array) -> tuple[float, float]:
-    """Returns the mean and the deviation of numbers [n]; 0 for equal ones, which rounding would give a deviation."""
+    """Returns the mean and the deviation of numbers [n]. The deviation of equal numbers is 0, despite rounding."""
     if numbers.min() == numbers.max():
         return float(numbers[0]), 0.0
     largest = np.abs(numbers).max()  # squares of very large and very small numbers have no float64

@@ -1,4 +1,4 @@
-"""Preprocessing of the columns of a table: numbers, categories, texts and dates, each an input of its own.
+"""Preprocessing of the columns of a table: numbers, categories, texts and dates. Each column is an input.
 
 Everything is built from Keras's layers and operations, so a saved model takes raw values and loads without scaleflow.
 """
@@ -72,7 +72,7 @@ class Number:
         return describe_numbers(batches)
 
     def extend(self, learned: Any, new: Any) -> dict[str, Any]:
-        """Returns what was learned, with an indicator if numbers are missing in the new data."""
+        """Returns the learned values, with an indicator if numbers are missing in the new data."""
         return {**learned, "missing": learned["missing"] or new["missing"]}
 
     def features(self, learned: Any) -> Inputs:
@@ -242,7 +242,7 @@ class Date:
         return describe_numbers(seconds)
 
     def extend(self, learned: Any, new: Any) -> dict[str, Any]:
-        """Returns what was learned, with an indicator if dates are missing in the new data."""
+        """Returns the learned values, with an indicator if dates are missing in the new data."""
         return {**learned, "missing": learned["missing"] or new["missing"]}
 
     def features(self, learned: Any) -> Inputs:

@@ -95,7 +95,7 @@ class FileRows:
         return list(share_rows(self.lengths, chosen, wanted).items())
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Returns the result of `learn`, which reads the sample, or that of an earlier run: see `LearnedCache`.
+        """Returns the result of `learn`, which reads the sample, from the cache if an earlier run has learned it.
 
         Args:
             what: a word for the result.
@@ -204,7 +204,7 @@ class FileRows:
         return dict(counts)
 
     def count_other_units(self, forms: Mapping[str, Form]) -> dict[str, dict[str, int]]:
-        """Counts the numbers of all rows whose unit is not that of their column.
+        """Counts the numbers of all rows that have another unit than their column.
 
         Returns:
             The counts by column and unit, without columns that have no such numbers.

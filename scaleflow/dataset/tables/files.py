@@ -101,7 +101,7 @@ class TableFiles:
     def list_blocks(self, split: str, column: str) -> list[Block]:
         """Returns the blocks of a split.
 
-        Text files are parsed for this, as far as `column`, unless an earlier run has done so.
+        Text files are parsed for this, up to `column`, unless an earlier run has done so.
         """
         paths = self.by_split[split]
 
@@ -539,7 +539,7 @@ def keep_texts(schema: Any) -> Any:
 
 
 def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:
-    """Inserts an empty row for each malformed one. Their numbers are those of the result, from 0."""
+    """Inserts an empty row for each malformed one. Their numbers count all rows, from 0."""
     import pyarrow
 
     is_malformed = np.zeros(len(table) + len(malformed), bool)

@@ -1,4 +1,4 @@
-"""Which columns of a table are inputs, and what they are taken for: kinds, classes, the scale of the target."""
+"""Chooses the inputs among the columns of a table, and describes their kinds and the target."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def leave_out_problems(names: Iterable[str], options: Iterable[Any]) -> list[str
 
 
 def check_input_names(names: Iterable[str]) -> None:
-    """Raises ConfigError about a column whose name cannot be that of an input."""
+    """Raises ConfigError if an input has no name, or a / in it."""
     for name in names:
         if not name or "/" in name:
             problem = "has no name" if not name else f"has a / in its name, {name}"
@@ -307,7 +307,7 @@ def choose_kind(sample: SampleColumns, name: str, options: ColumnOptions, is_opt
         name: of the column.
         options: of the table.
         is_optional: whether the column can be left out. If hardly any of its words occurs twice, the result is this
-            reason to leave it out, in place of a kind.
+            reason to leave it out, not a kind.
 
     Raises:
         ConfigError: if the column cannot be an input.
@@ -519,7 +519,7 @@ def describe_known_target(sample: SampleColumns, options: ColumnOptions, earlier
 
 
 def extend_known_classes(known: Outputs, sample: SampleColumns, options: ColumnOptions) -> Outputs:
-    """Adds the classes of the sample to those of an earlier run."""
+    """Adds the classes of the sample to the known classes."""
     classes = find_classes(sample, options.target)
     check_class_count(sample, options, classes)
     extended = extend_classes(known, classes)

@@ -1,4 +1,4 @@
-"""Learns from a sample of a table what its columns are, and how their values are written."""
+"""Learns from a sample of a table the kinds of its columns, and the way their values are written."""
 
 from __future__ import annotations
 

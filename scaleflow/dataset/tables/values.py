@@ -41,7 +41,7 @@ from scaleflow.serving.cells import (
 MOSTLY = 0.9
 
 #: A column with more different values than this has many. If nearly all of these are numbers or dates, it is ambiguous
-#: as well. With `kind: auto`, so many whole numbers are no classes.
+#: as well. With `kind: auto`, more whole numbers than this are no classes.
 MANY_VALUES = 20
 
 #: Maximum number of columns that a note names.
