@@ -19,11 +19,11 @@ import tensorflow as tf
 from scaleflow.compat import keras as private
 from scaleflow.errors import ConfigError
 
-#: Operations of a multiply-add: forward, for the gradient of the layer's input, and for that of its weight.
-OPERATIONS = 2
+#: Operations of a multiply-add.
+MULTIPLY_ADD = 2
 
-#: Operations of a product of matrices that take as long as the update of one parameter. The update waits for memory:
-#: 460 for Adam on one core of a CPU (measured); about as many follow from the bandwidth of a GPU in float32.
+#: Operations of a matrix product that take as long as the update of one parameter, which waits for memory. Measured:
+#: 460 for Adam on one core of a CPU. The bandwidth of a GPU in float32 gives about the same.
 UPDATE = 500
 
 #: Layers that use their weights at each position of their input. Others use them at each position of their output.
@@ -33,49 +33,53 @@ BY_INPUT = (
 )
 
 
-def estimate_costs(layers: Sequence[Any], positions: Sequence[int], examples: int) -> list[int]:
+def estimate_costs(calls: Sequence[Call], examples: int) -> list[int]:
     """Estimates the operations of each call in a training step, its update included.
 
-    Counted are products with weights, forward and backward, and the updates of weights. Frozen weights have no gradient
-    and no update, and what is before all trained weights has no backward pass. Operations without weights, such as
-    activations and the products inside attention, are not counted.
-
-    Args:
-        layers: what each call runs; a function costs nothing.
-        positions: how often each call uses its weights for one example.
+    It counts products with weights, forward and backward, and the updates of weights. A frozen weight has no gradient
+    and no update, and calls before the first trained weight have no backward pass. Operations without weights, such as
+    activations and the products inside attention, do not count, nor do functions.
     """
     costs = []
     has_trained = False  # an earlier call has trained weights
-    for layer, count, updated in zip(layers, positions, count_parameters(layers, only_trained=True), strict=True):
-        products = sum(math.prod(w.shape) * (1 + has_trained + w.trainable) for w in list_matrices(layer))
-        costs.append(OPERATIONS * examples * count * products + UPDATE * updated)
-        has_trained = has_trained or any(w.trainable for w in list_weights(layer))
+    for call, updated in zip(calls, count_parameters(calls, only_trained=True), strict=True):
+        products = 0
+        for weight in list_matrices(call.run):
+            passes = 1 + has_trained + weight.trainable  # forward, and the gradients of the input and of the weight
+            products += passes * math.prod(weight.shape)
+        costs.append(MULTIPLY_ADD * examples * call.positions * products + UPDATE * updated)
+        has_trained = has_trained or any(weight.trainable for weight in list_weights(call.run))
     return costs
 
 
 def list_weights(layer: Any) -> list[Any]:
-    """Returns the weights of a layer; none of a function."""
+    """Returns the weights of a layer; a function has none."""
     return list(layer.weights) if isinstance(layer, keras.layers.Layer) else []
 
 
 def list_matrices(layer: Any) -> list[Any]:
-    """Returns the weights that a layer multiplies something with: all matrices but the tables of embeddings."""
+    """Returns the weights that a layer uses in products: all matrices but the tables of embeddings."""
     if not isinstance(layer, keras.layers.Layer):
         return []
-    tables = (part for part in private.flatten_layers(layer) if isinstance(part, keras.layers.Embedding))
-    looked_up = {id(weight) for table in tables for weight in table.weights}
-    return [w for w in layer.weights if len(w.shape) > 1 and id(w) not in looked_up]
+    table_ids: set[int] = set()
+    for part in private.flatten_layers(layer):
+        if isinstance(part, keras.layers.Embedding):
+            table_ids.update(map(id, part.weights))
+    return [weight for weight in layer.weights if len(weight.shape) > 1 and id(weight) not in table_ids]
 
 
-def count_parameters(layers: Sequence[Any], only_trained: bool = False) -> list[int]:
+def count_parameters(calls: Sequence[Call], only_trained: bool = False) -> list[int]:
     """Returns for each call the number of parameters that no earlier call uses."""
     seen: set[int] = set()
     counts = []
-    for layer in layers:
-        weights = [w for w in list_weights(layer) if w.trainable or not only_trained]
-        new = {id(w): w for w in weights if id(w) not in seen}
-        seen |= set(new)
-        counts.append(sum(w.shape.num_elements() for w in new.values()))
+    for call in calls:
+        count = 0
+        for weight in list_weights(call.run):
+            is_counted = weight.trainable or not only_trained
+            if is_counted and id(weight) not in seen:
+                seen.add(id(weight))
+                count += weight.shape.num_elements()
+        counts.append(count)
     return counts
 
 
@@ -88,7 +92,13 @@ def count_positions(layer: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -
     tensors = inputs if isinstance(layer, BY_INPUT) and inputs else outputs
     shape = tensors[0].shape
     is_first = getattr(layer, "data_format", None) == "channels_first"
-    return math.prod(size or 1 for size in (shape[2:] if is_first else shape[1:-1]))
+    position_axes = shape[2:] if is_first else shape[1:-1]
+    return multiply_sizes(position_axes)
+
+
+def multiply_sizes(shape: Sequence[int | None]) -> int:
+    """Returns the number of elements; an unknown dimension counts as 1."""
+    return math.prod(size or 1 for size in shape)
 
 
 @dataclass(frozen=True)
@@ -98,12 +108,16 @@ class TensorRef:
     number: int
 
 
+def list_numbers(refs: Sequence[TensorRef]) -> tuple[int, ...]:
+    return tuple(ref.number for ref in refs)
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of one layer."""
 
-    #: The names of the models around the layer and its own, joined with `/`; the entry of a nested model ends in `/`,
-    #: that of the whole model is empty
+    #: The names of the models around the layer and its own, joined with `/`. The name of a nested model's entry ends in
+    #: `/`; the name of the whole model's entry is empty
     name: str
     run: Callable[..., Any]  # the layer, or the function that prepares a model's inputs
     arguments: tuple[tuple[Any, ...], dict[str, Any]]  # (positional, by name), with a `TensorRef` for each tensor
@@ -165,17 +179,46 @@ class ModelStage:
 
     def run(self, values: dict[int, Any], training: bool) -> list[tf.Tensor]:
         """Runs all calls in order. Returns the losses that layers add, except the regularization of weights."""
-        return [loss for call in self.calls for loss in call(values, training)]
+        return run_calls(self.calls, values, training)
 
     def __str__(self) -> str:
         """Returns the names of the first and the last layer."""
         return format_range(self.calls)
 
 
+def run_calls(calls: Sequence[Call], values: dict[int, Any], training: bool) -> list[tf.Tensor]:
+    """Runs calls in order, adds their outputs to `values`, and returns the losses that layers add."""
+    losses = []
+    for call in calls:
+        losses += call(values, training)
+    return losses
+
+
+def list_inputs(calls: Sequence[Call]) -> set[int]:
+    """Returns the numbers of the tensors that calls take."""
+    return set().union(*(call.inputs for call in calls))
+
+
+def list_outputs(calls: Sequence[Call]) -> set[int]:
+    """Returns the numbers of the tensors that calls make."""
+    return set().union(*(call.outputs for call in calls))
+
+
+def list_variables(calls: Sequence[Call]) -> list[keras.Variable]:
+    """Returns the distinct variables of calls."""
+    variables: dict[int, keras.Variable] = {}
+    for call in calls:
+        for variable in call.variables:
+            variables[id(variable)] = variable
+    return list(variables.values())
+
+
 def format_range(calls: Sequence[Call]) -> str:
     """Returns the names of the first and the last layer of consecutive calls."""
     named = [call.name for call in calls if call.name and not call.name.endswith("/")]
-    return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
+    if len(named) == 1:
+        return named[0]
+    return f"{named[0]} to {named[-1]}"
 
 
 def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples: int) -> list[ModelStage]:
@@ -183,31 +226,29 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples:
 
     Args:
         cuts: the first layers of all stages but the first, or None.
-        examples: examples of a training step, on which the cost depends.
+        examples: the number of examples of a training step. The cost depends on it.
 
     Raises ConfigError if the model cannot be cut there.
     """
-    layers = [call.run for call in graph.calls]
-    parameters = count_parameters(layers)
-    costs = estimate_costs(layers, [call.positions for call in graph.calls], examples)
+    parameters = count_parameters(graph.calls)
+    costs = estimate_costs(graph.calls, examples)
     starts = find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, costs, count)
     total = max(sum(costs), 1)
     stages = []
     earlier: set[int] = set()
     for first, end in itertools.pairwise([0, *starts, len(graph.calls)]):
         calls = graph.calls[first:end]
-        inputs = {number for call in calls for number in call.inputs}
-        outputs = {number for call in calls for number in call.outputs}
+        inputs = list_inputs(calls)
+        outputs = list_outputs(calls)
         if end == len(graph.calls):
             inputs |= graph.sink_numbers
-        wanted_later = graph.sink_numbers | {number for call in graph.calls[end:] for number in call.inputs}
-        variables = {id(v): v for call in calls for v in call.variables}
+        used_later = graph.sink_numbers | list_inputs(graph.calls[end:])
         stages.append(
             ModelStage(
                 calls=calls,
                 inputs=sorted(inputs & earlier),
-                outputs=sorted(outputs & wanted_later),
-                variables=list(variables.values()),
+                outputs=sorted(outputs & used_later),
+                variables=list_variables(calls),
                 parameters=sum(parameters[first:end]),
                 cost=sum(costs[first:end]) / total,
             )
@@ -230,25 +271,25 @@ def build_graph(model: keras.Model) -> Graph:
     numbers = itertools.count()
     source = next(numbers)
     calls, outputs = list_calls(model, TensorRef(source), "", numbers=numbers)
-    sinks = keras.tree.pack_sequence_as(functional.output, [ref.number for ref in outputs])
+    sinks = keras.tree.pack_sequence_as(functional.output, list(list_numbers(outputs)))
     return Graph(calls, source, sinks)
 
 
 def list_calls(
-    model: keras.Model, given: Any, prefix: str, numbers: Iterator[int]
+    model: keras.Model, inputs: Any, prefix: str, numbers: Iterator[int]
 ) -> tuple[list[Call], list[TensorRef]]:
     """Returns a model's calls, with nested models expanded, and its outputs.
 
     Args:
-        given: the structure of its inputs, with a `TensorRef` for each tensor.
+        inputs: the structure of its inputs, with a `TensorRef` for each tensor.
         numbers: yields unused tensor numbers.
     """
     graph = private.find_plain_graph(model)
     assert graph is not None
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
     standardize = functools.partial(private.standardize_inputs, model, graph)
-    entry_numbers = tuple(ref.number for ref in entries)
-    calls = [Call(prefix, standardize, ((given,), {}), outputs=entry_numbers, sizes=measure_tensors(graph.inputs))]
+    sizes = measure_tensors(graph.inputs)
+    calls = [Call(prefix, standardize, ((inputs,), {}), outputs=list_numbers(entries), sizes=sizes)]
     refs = dict(zip(map(id, graph.inputs), entries, strict=True))
     for node in private.list_nodes(graph):
         node_calls, outputs = list_node_calls(node, refs, prefix, numbers=numbers)
@@ -270,27 +311,31 @@ def list_node_calls(
     if private.find_plain_graph(layer) is not None and len(args) == 1 and not extra_arguments:
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers=numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
-    numbers_of_outputs = tuple(ref.number for ref in outputs)
     positions = count_positions(layer, node.input_tensors, node.outputs)
     sizes = measure_tensors(node.outputs)
     name = prefix + layer.name
-    call = Call(name, layer, (args, named), outputs=numbers_of_outputs, sizes=sizes, positions=positions)
+    call = Call(name, layer, (args, named), outputs=list_numbers(outputs), sizes=sizes, positions=positions)
     return [call], outputs
 
 
 def measure_tensors(tensors: Sequence[keras.KerasTensor]) -> tuple[int, ...]:
     """Returns the bytes of each tensor for one example; an unknown dimension counts as 1."""
-    return tuple(math.prod(size or 1 for size in each.shape) * tf.as_dtype(each.dtype).size for each in tensors)
+    return tuple(multiply_sizes(tensor.shape) * tf.as_dtype(tensor.dtype).size for tensor in tensors)
 
 
 def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
-    """Returns index -> layer name, of each call before which a cut would separate two users of a variable."""
-    first: dict[int, int] = {}
+    """Returns the calls that no stage can begin with, because a cut would separate two users of a variable.
+
+    Returns:
+        The name of the layer with the variable, by the index of the call.
+    """
+    first_users: dict[int, int] = {}
     shared: dict[int, str] = {}
     for index, call in enumerate(calls):
         for variable in call.variables:
-            begin = first.setdefault(id(variable), index)
-            shared.update(dict.fromkeys(range(begin + 1, index + 1), call.name))
+            first_user = first_users.setdefault(id(variable), index)
+            for between in range(first_user + 1, index + 1):
+                shared[between] = call.name
     return shared
 
 
@@ -302,8 +347,12 @@ def find_balanced_starts(calls: Sequence[Call], costs: Sequence[int], count: int
 
     Raises ConfigError if the model has fewer places to cut than `count` stages need.
     """
-    shared, parameters = find_shared_cuts(calls), count_parameters([call.run for call in calls])
-    possible = [i for i, size in enumerate(parameters) if size and i not in shared][1:]
+    shared = find_shared_cuts(calls)
+    possible = []
+    for index, size in enumerate(count_parameters(calls)):
+        if size and index not in shared:
+            possible.append(index)
+    possible = possible[1:]  # the first stage begins with the first call
     if len(possible) + 1 < count:
         names = sorted(set(shared.values()))
         because = f" (all calls of {', '.join(names)} belong to one)" if names else ""
@@ -313,23 +362,33 @@ def find_balanced_starts(calls: Sequence[Call], costs: Sequence[int], count: int
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
             f"into {most} stage{'s' if most > 1 else ''} at most{because}; {instead}"
         )
-    blocks = [sum(costs[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
-    return [possible[block - 1] for block in balance_blocks(blocks, count)]
+    block_costs = []
+    for first, end in itertools.pairwise([0, *possible, len(calls)]):
+        block_costs.append(sum(costs[first:end]))
+    return [possible[block - 1] for block in balance_blocks(block_costs, count)]
 
 
 def balance_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
-    """Divides blocks into `count` consecutive groups with the smallest maximum; returns the starts but the first."""
+    """Divides blocks into `count` consecutive groups, so that the largest group costs as little as possible.
+
+    Returns the first block of each group but the first one.
+    """
     total = [0, *itertools.accumulate(blocks)]
 
     @functools.cache
-    def best(first: int, groups: int) -> tuple[int, tuple[int, ...]]:
+    def divide(first: int, groups: int) -> tuple[int, tuple[int, ...]]:
+        """Divides the blocks from `first` on. Returns the cost of the largest group, and the starts."""
         if groups == 1:
             return total[-1] - total[first], ()
-        ends = range(first + 1, len(blocks) - groups + 2)
-        rest = {end: best(end, groups - 1) for end in ends}
-        return min((max(total[end] - total[first], rest[end][0]), (end, *rest[end][1])) for end in ends)
+        divisions = []
+        for end in range(first + 1, len(blocks) - groups + 2):
+            largest, starts = divide(end, groups - 1)
+            cost = total[end] - total[first]
+            divisions.append((max(cost, largest), (end, *starts)))
+        return min(divisions)
 
-    return best(0, count)[1]
+    _, starts = divide(0, count)
+    return starts
 
 
 def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
@@ -355,19 +414,27 @@ def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
 
 
 def find_start(calls: Sequence[Call], name: str, key: str) -> int:
-    """Returns the first call of the layer or nested model of that name."""
-    matches = {call.name: i for i, call in reversed(list(enumerate(calls))) if is_named(call, name)}
+    """Returns the index of the first call of a layer or nested model. Raises ConfigError if the name is not unique."""
+    matches: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        if is_named(call, name):
+            matches.setdefault(call.name, index)
     if len(matches) == 1:
-        return matches.popitem()[1]
+        return next(iter(matches.values()))
     if matches:
         raise ConfigError(f"{key}: {name} may be {' or '.join(sorted(matches))}; write one of them")
     raise ConfigError(f"{key}: the model has no layer {name}; it has {', '.join(list_layer_names(calls))}")
 
 
 def is_named(call: Call, name: str) -> bool:
+    """Whether a name is the last part, or the last parts, of a call's name."""
     return bool(call.name) and f"/{call.name.rstrip('/')}".endswith(f"/{name}")
 
 
 def list_layer_names(calls: Sequence[Call]) -> list[str]:
-    """Returns the layers' names as a cut may use them."""
-    return [name for name in dict.fromkeys(call.name for call in calls) if name and not name.endswith("/")]
+    """Returns the distinct names of layers as a cut may use them."""
+    names: dict[str, None] = {}
+    for call in calls:
+        if call.name and not call.name.endswith("/"):
+            names[call.name] = None
+    return list(names)

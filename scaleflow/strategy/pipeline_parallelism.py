@@ -4,8 +4,8 @@ A stage's variables, forward pass and backward pass are on its device. The micro
 arXiv:1811.06965) are unrolled in the graph. Stages work on different micro-batches at the same time, because the graph
 has no dependency that makes them wait. With one micro-batch this is plain model parallelism.
 
-Replicas of the stages, on devices of their own, divide the batch further. All variables are on the first replica's
-devices. The others copy them in each step, and their gradients are summed there.
+Replicas of the stages, on other devices, divide the batch further. All variables are on the first replica's devices.
+The other replicas copy them in each step, and the first replica's devices sum the gradients.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from scaleflow.strategy.segments import Segment, choose_segments
 
 
 class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
-    """Gives layers copies of their variables, made when the scope is created. Updates go to the variables themselves.
+    """Makes layers use copies of their variables. The copies are made when the scope is created.
 
-    So states (of random generators, moving averages) go on from one scope to the next, as they do between the
-    micro-batches of one replica.
+    Updates change the variables themselves. So states (of random generators, moving averages) continue from one scope
+    to the next, as they do between the micro-batches of one replica.
 
     Args:
-        stages: the stages, whose variables exist once.
+        stages: the stages. Their variables exist once, on the first replica's devices.
         devices: the device of each stage's copies.
 
     Attributes:
@@ -43,29 +43,32 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no 
 
     def __init__(self, stages: Sequence[ModelStage], devices: Sequence[str]) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        self.copies = {
-            id(variable): copy_value(variable, device)
-            for stage, device in zip(stages, devices, strict=True)
-            for variable in stage.variables
-        }
+        self.copies: dict[int, tf.Tensor] = {}
+        for stage, device in zip(stages, devices, strict=True):
+            for variable in stage.variables:
+                self.copies[id(variable)] = copy_value(variable, device)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        # Not by Keras, which would cast them to the dtype that the layer around computes in.
+        # Set here, because Keras would cast the copies to the compute dtype of the layer around.
         self.state_mapping = dict(self.copies)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
         value = self.state_mapping.get(id(variable))
-        # In a loop, which is a graph of its own, a copy would stay what it was before the loop.
+        if value is None:
+            return read_in_place(variable)
+        # A loop is another graph. In it the copy of a state would keep the value from before the loop.
         is_in_loop = self._graph is not None and tf.compat.v1.get_default_graph() is not self._graph
-        return read_in_place(variable) if value is None or (is_in_loop and not variable.trainable) else value
+        if is_in_loop and not variable.trainable:
+            return read_in_place(variable)
+        return value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         variable, value = update
-        if variable.trainable:  # the gradient of its copy would not contain what is computed after this
+        if variable.trainable:  # the gradient of its copy would lack the operations after the update
             raise ConfigError(
                 f"strategy.replicas: the model changes its trained weights {variable.path} in its forward pass, which "
                 "only one replica of a pipeline can do; use strategy.replicas=1, or another strategy"
             )
-        # It is read again from the variable, because the value may be a tensor of an inner graph.
+        # Later reads use the variable, because the value may be a tensor of an inner graph.
         self.state_mapping.pop(id(variable), None)
         stored = read_stored(variable)
         with tf.device(stored.device):
@@ -86,7 +89,7 @@ def read_in_place(variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(stored)
 
 
-#: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
+#: A model is built on this device before its variables move to the stages. It may be too large for the other devices.
 HOST = "CPU:0"
 
 Batch = tuple[Any, Any, tf.Tensor]
@@ -97,7 +100,9 @@ def create_pipeline_parallel(devices: Sequence[str], options: Strategy) -> tf.di
 
     Raises ConfigError if the number of devices is not stages x replicas.
     """
-    stages, replicas, count = options.stages, options.replicas, len(devices)
+    stages = options.stages
+    replicas = options.replicas
+    count = len(devices)
     needed = stages * replicas
     if count == needed:
         return tf.distribute.get_strategy()
@@ -121,7 +126,7 @@ def create_pipeline_parallel(devices: Sequence[str], options: Strategy) -> tf.di
 
 
 def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns the device scope in which the variables of a strategy's model are created."""
+    """Returns the device scope for creating the variables of a strategy's model."""
     return tf.device(HOST) if name == "pipeline" else contextlib.nullcontext()
 
 
@@ -138,7 +143,7 @@ def divide_model(
     The model is new: no optimizer and no compiled function uses its variables yet.
 
     Args:
-        devices: the devices of the first replica's stages, then those of the next replica.
+        devices: the devices of the first replica's stages, then of the next replica's stages.
         examples: examples of a replica in a step.
         is_recomputed: whether the backward pass computes the segments of each stage again.
 
@@ -149,36 +154,51 @@ def divide_model(
     """
     graph = build_graph(model)
     stages = divide_graph(graph, options.stages, options.cuts, examples=examples)
-    replicas = [devices[first : first + options.stages] for first in range(0, len(devices), options.stages)]
+    replicas = []
+    for first in range(0, len(devices), options.stages):
+        replicas.append(devices[first : first + options.stages])
     move_variables(stages, replicas[0])
     notes = [describe_model_stages(stages, replicas)]
-    parts = options.micro_batches * options.replicas
-    if parts > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
-        names = [name for name in ("replicas", "micro_batches") if getattr(options, name) > 1]
-        notes.append(
-            f"{' '.join(f'strategy.{name}={getattr(options, name)}' for name in names)}: BatchNormalization uses the "
-            "statistics of a micro-batch, so the result differs from that of strategy=one_device; with "
-            f"{' '.join(f'strategy.{name}=1' for name in names)} it does not"
-        )
-    divide = functools.partial(divide_model_stage, source=graph.source, options=options, is_recomputed=is_recomputed)
-    count, segments = options.micro_batches * len(replicas), list(map(divide, stages))
+    if any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
+        notes += warn_batch_statistics(options)
+    segments = []
+    for stage in stages:
+        segments.append(divide_model_stage(stage, graph.source, options, is_recomputed))
+    count = options.micro_batches * len(replicas)
     passes = StagedForwardBackward(
         model, graph, stages, replicas=replicas, objective=objective, count=count, segments=segments
     )
     return passes, notes
 
 
-def describe_model_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
-    """Says which layers are on which devices, and what they cost."""
-    places = [
-        f"{stage} on {' and '.join(devices)} ({stage.parameters:,} parameters, {stage.cost:.0%} of the estimated cost)"
-        for stage, devices in zip(stages, zip(*replicas, strict=True), strict=True)
+def warn_batch_statistics(options: Strategy) -> list[str]:
+    """Returns a note that BatchNormalization uses the statistics of a micro-batch, if a batch has several."""
+    values = {"replicas": options.replicas, "micro_batches": options.micro_batches}
+    settings = []
+    remedies = []
+    for name, value in values.items():
+        if value > 1:
+            settings.append(f"strategy.{name}={value}")
+            remedies.append(f"strategy.{name}=1")
+    if not settings:
+        return []
+    return [
+        f"{' '.join(settings)}: BatchNormalization uses the statistics of a micro-batch, so the result differs from "
+        f"that of strategy=one_device; with {' '.join(remedies)} it does not"
     ]
+
+
+def describe_model_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
+    """Lists the stages with their layers, devices, parameters and costs."""
+    places = []
+    for stage, devices in zip(stages, zip(*replicas, strict=True), strict=True):
+        size = f"{stage.parameters:,} parameters, {stage.cost:.0%} of the estimated cost"
+        places.append(f"{stage} on {' and '.join(devices)} ({size})")
     return f"strategy=pipeline: {', '.join(places)}"
 
 
 def divide_model_stage(stage: ModelStage, source: int, options: Strategy, is_recomputed: bool) -> list[Segment]:
-    """Divides a stage into the segments in which training runs it."""
+    """Divides a stage into segments for training."""
     if not is_recomputed:
         return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
     return choose_segments(stage.calls, set(stage.outputs), source, copies=options.micro_batches, keeps_last=False)
@@ -194,7 +214,7 @@ def move_variables(stages: Sequence[ModelStage], devices: Sequence[str]) -> None
 
 @dataclass
 class ForwardState:
-    """The forward pass of one micro-batch, as its backward pass needs it."""
+    """The results of the forward pass of one micro-batch. The backward pass needs them."""
 
     values: dict[int, Any]  # all tensors by number
     tapes: list[tf.GradientTape] = field(default_factory=list)  # one for each stage
@@ -219,19 +239,26 @@ class StagedForwardBackward:
     ) -> None:
         self.variables = list(model.trainable_variables)
         self.keeps_rows = False
-        device_of = {id(v): device for stage, device in zip(stages, replicas[0], strict=True) for v in stage.variables}
-        self.devices = [device_of.get(id(v), "") for v in self.variables]
+        device_of: dict[int, str] = {}
+        for stage, device in zip(stages, replicas[0], strict=True):
+            for variable in stage.variables:
+                device_of[id(variable)] = device
+        self.devices = [device_of.get(id(variable), "") for variable in self.variables]
         self._graph = graph
         self._stages = stages
         self._replicas = replicas
         self._segments = segments
-        self._first, self._last = replicas[0][0], replicas[0][-1]
+        self._first = replicas[0][0]
+        self._last = replicas[0][-1]
         self._loss = objective.loss
         self._count = count
 
     def count_recomputed(self) -> int:
         """Returns the number of segments that the backward pass computes again."""
-        return sum(segment.is_recomputed for segments in self._segments for segment in segments)
+        count = 0
+        for segments in self._segments:
+            count += sum(segment.is_recomputed for segment in segments)
+        return count
 
     def forward(self, inputs: Any) -> Any:
         size = tf.nest.flatten(inputs)[0].shape[0]
@@ -267,8 +294,10 @@ class StagedForwardBackward:
                 self._backward_micro_batch(state, devices, scope, sums=sums[-1])
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
-            added = [each for state in states for each in state.own_losses]
-            extra = tf.add_n(added) if added else None
+            own_losses: list[tf.Tensor] = []
+            for state in states:
+                own_losses += state.own_losses
+            extra = tf.add_n(own_losses) if own_losses else None
         outputs = self._join([self._pick_outputs(state.values) for state in states])
         return loss, extra, outputs, self._sum_gradients(sums)
 
@@ -281,14 +310,17 @@ class StagedForwardBackward:
             yield devices, shares[number * count : (number + 1) * count]
 
     def _copy_variables(self, devices: Sequence[str]) -> ReplicaScope | None:
-        """Copies all variables to a replica's devices; None if they are there."""
-        return None if devices is self._replicas[0] else ReplicaScope(self._stages, devices)
+        """Copies all variables to a replica's devices; None for the first replica, whose devices have them."""
+        if devices is self._replicas[0]:
+            return None
+        return ReplicaScope(self._stages, devices)
 
     def _sum_gradients(self, sums: Sequence[dict[int, tf.Tensor]]) -> list[tf.Tensor | None]:
         """Sums the replicas' gradients, by id(variable), on the variables' devices."""
         gradients: list[tf.Tensor | None] = []
         for variable, device in zip(self.variables, self.devices, strict=True):
-            present = [own[id(variable)] for own in sums if id(variable) in own]
+            key = id(variable)
+            present = [own[key] for own in sums if key in own]
             with tf.device(device):
                 gradients.append(functools.reduce(tf.add, present) if present else None)
         return gradients
@@ -331,10 +363,14 @@ class StagedForwardBackward:
                 tape.watch(list_differentiable_inputs(stage, state))
                 if scope is not None:
                     tape.watch(list_model_stage_weights(stage, scope))
-                layer_losses = [loss for segment in segments for loss in segment.run(state.values)]
-                losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
+                layer_losses = []
+                for segment in segments:
+                    layer_losses += segment.run(state.values)
+                losses = []
+                for loss in layer_losses:
+                    losses.append(tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count))
                 if counts_weights:
-                    losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
+                    losses += list_regularizations(stage, parts)
                 state.own_losses += losses
                 if stage is self._stages[-1]:
                     state.loss = tf.reduce_sum(self._loss(targets, self._pick_outputs(state.values)) * weights)
@@ -348,21 +384,24 @@ class StagedForwardBackward:
     ) -> None:
         """Runs the backward pass of one micro-batch, last stage first; adds gradients to `sums` by id(variable)."""
         arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by id(tensor): a tensor may have several numbers
-        for stage, device, tape, loss in reversed(
-            list(zip(self._stages, devices, state.tapes, state.stage_losses, strict=True))
-        ):
+        passes = list(zip(self._stages, devices, state.tapes, state.stage_losses, strict=True))
+        for stage, device, tape, loss in reversed(passes):
             with tf.device(device):
-                targets = [t for t in list_distinct_tensors(stage.outputs, state) if id(t) in arriving]
-                output_gradients = [tf.add_n(arriving.pop(id(t))) for t in targets]
+                targets = []
+                output_gradients = []
+                for tensor in list_distinct_tensors(stage.outputs, state):
+                    if id(tensor) in arriving:
+                        targets.append(tensor)
+                        output_gradients.append(tf.add_n(arriving.pop(id(tensor))))
                 if loss is not None:
-                    targets, output_gradients = [*targets, loss], [*output_gradients, tf.ones_like(loss)]
+                    targets.append(loss)
+                    output_gradients.append(tf.ones_like(loss))
                 if not targets:
                     continue
                 inputs = list_differentiable_inputs(stage, state)
                 sources = [*inputs, *list_model_stage_weights(stage, scope)]
                 gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
-                # An embedding's gradient is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
-                gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+                gradients = list(map(densify, gradients))
                 for tensor, gradient in zip(inputs, gradients, strict=False):
                     if gradient is not None:
                         arriving[id(tensor)].append(gradient)
@@ -372,9 +411,29 @@ class StagedForwardBackward:
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
+def densify(gradient: Any) -> tf.Tensor | None:
+    """Returns a gradient as a dense tensor.
+
+    The gradient of an embedding is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
+    """
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def list_regularizations(stage: ModelStage, parts: int) -> list[tf.Tensor]:
+    """Returns the regularization losses of a stage's weights, for one of `parts` parts of a batch."""
+    losses = []
+    for variable in stage.trainable:
+        if variable.regularizer is not None:
+            losses.append(variable.regularizer(variable) / parts)
+    return losses
+
+
 def list_model_stage_weights(stage: ModelStage, scope: ReplicaScope | None) -> list[Any]:
-    """Returns what a stage computes with: its trainable variables, or a replica's copies of them."""
-    return [v.value if scope is None else scope.copies[id(v)] for v in stage.trainable]
+    """Returns the weights for the computations of a stage: its trainable variables, or a replica's copies of them."""
+    weights = []
+    for variable in stage.trainable:
+        weights.append(variable.value if scope is None else scope.copies[id(variable)])
+    return weights
 
 
 def list_differentiable_inputs(stage: ModelStage, state: ForwardState) -> list[tf.Tensor]:
@@ -383,12 +442,19 @@ def list_differentiable_inputs(stage: ModelStage, state: ForwardState) -> list[t
 
 
 def list_distinct_tensors(numbers: Sequence[int], state: ForwardState) -> list[tf.Tensor]:
-    """Returns the tensors of these numbers, each once: a layer without effect returns its input tensor."""
-    return list({id(state.values[number]): state.values[number] for number in numbers}.values())
+    """Returns the distinct tensors of these numbers. A layer without effect returns its input tensor."""
+    tensors = {}
+    for number in numbers:
+        tensor = state.values[number]
+        tensors[id(tensor)] = tensor
+    return list(tensors.values())
 
 
 def divide_tensors(batch: Any, parts: int, device: str) -> list[Any]:
-    """Splits a batch into equal parts of its structure, on the device of the stage that takes them."""
+    """Splits a batch into equal parts with its structure, on the device of the stage that takes the parts."""
     with tf.device(device):
         pieces = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
-    return [tf.nest.pack_sequence_as(batch, part) for part in zip(*pieces, strict=True)]
+    batches = []
+    for part in zip(*pieces, strict=True):
+        batches.append(tf.nest.pack_sequence_as(batch, part))
+    return batches

@@ -1,15 +1,15 @@
-"""`hardware.remat`: which parts of a model are computed again in the backward pass, and how.
+"""`hardware.remat`: computes parts of a model again in the backward pass.
 
-They are segments of the graph of layers, which are chosen by the estimated size of activations, or layers that are
-named. Either way the model's `call` is replaced, or that of the layers. Evaluations and the saved model do not change.
+The parts are layers that the user names, or segments of the graph of layers, chosen by the estimated size of their
+activations. The `call` of the layers or of the model is replaced. Evaluations and the saved model do not change.
 
 This is the gradient checkpointing of Chen et al. 2016 (arXiv:1604.06174). It trades time for memory: the forward pass
 of such a part runs twice, and its activations are not kept. Both runs use the same weights and the same states of
-random generators, so they compute the same values, with the same dropout masks. States (of random generators, moving
-averages) are updated by the first run only.
+random generators, so they compute the same values, with the same dropout masks. Only the first run updates states (of
+random generators, moving averages).
 
-`tf.recompute_grad` copies all its arguments, the weights too, and takes no boolean ones. Keras's `RematScope` does not
-work inside a `tf.function`.
+`tf.recompute_grad` copies all its arguments, including the weights, and takes no boolean ones. Keras's `RematScope`
+does not work inside a `tf.function`.
 """
 
 from __future__ import annotations
@@ -26,69 +26,125 @@ import tensorflow as tf
 from scaleflow.compat import keras as private
 from scaleflow.compat.tensorflow import are_recorded, draws_random, find_called_graph, stop_recording
 from scaleflow.errors import ConfigError
-from scaleflow.strategy.model_stages import Call, build_graph, format_range
+from scaleflow.strategy.model_stages import (
+    Call,
+    build_graph,
+    format_range,
+    list_inputs,
+    list_outputs,
+    list_variables,
+    run_calls,
+)
 
 
 def recompute(
     function: Callable[[Any], Any], arguments: Any, weights: Sequence[keras.Variable], label: str
 ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls a function of layers; its activations are computed again in the backward pass.
+    """Calls a function of layers, and computes its activations again in the backward pass.
 
     Args:
-        function: takes `arguments`, a structure with tensors, and returns one. It is called again in the backward pass.
-        label: what the function is, for a message.
+        function: takes `arguments`, a structure with tensors, and returns a structure. It is called again in the
+            backward pass.
+        weights: the trainable weights of the layers.
+        label: the name of the function, for messages.
 
-    Returns what the function returns, and the losses that its layers add. Raises ConfigError if a second run would not
+    Returns the result of the function, and the losses that its layers add. Raises ConfigError if a second run would not
     compute the same.
     """
-    leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
-    inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}
-    masks = {key: private.read_mask(x) for key, x in inputs.items()}
-    around = private.find_stateless_scope()
-    values = [read_value(weight, around) for weight in weights]
-    layer_state = private.read_layer_state()
+    part = RecomputedPart(function, arguments, weights, label)
+    is_eager = tf.executing_eagerly()
+    first_operation = 0 if is_eager else len(tf.compat.v1.get_default_graph().get_operations())
+    tensors = part.run_first()
+    check_operations(first_operation, label)
+    check_captures(first_operation, part.list_tensors(), label)
+    part.scope.apply_updates()
+    remaining = iter(tensors)
+    outputs = keras.tree.map_structure(lambda output: replace_output(output, remaining, label), part.outputs)
+    return outputs, list(remaining)
 
-    def run(tensors: Sequence[tf.Tensor], states: Iterable[tuple[Any, tf.Tensor]]) -> tuple[Any, RunScope]:
-        replaced = dict(zip(inputs, tensors, strict=False))  # the weights' values follow
-        for key, tensor in replaced.items():
-            private.set_mask(tensor, masks[key])
-        given = keras.tree.map_structure(lambda leaf: replaced.get(id(leaf), leaf), arguments)
-        scope = RunScope([*zip(weights, tensors[len(inputs) :], strict=True), *states], label)
-        with private.use_layer_state(layer_state), scope:
-            return function(given), scope
 
-    first: list[tuple[Any, RunScope]] = []
+class RecomputedPart:
+    """A call of layers that runs once in the forward pass, and once more in the backward pass.
 
-    @tf.custom_gradient
-    def differentiate(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+    The arguments are described in `recompute`. The attributes are set by the first run.
+
+    Attributes:
+        outputs: the result of the first run.
+        scope: the scope of the first run, with the states that it read and its updates.
+    """
+
+    outputs: Any
+    scope: RunScope
+
+    def __init__(
+        self, function: Callable[[Any], Any], arguments: Any, weights: Sequence[keras.Variable], label: str
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._weights = weights
+        self._label = label
+        self._inputs: dict[int, tf.Tensor] = {}  # the distinct tensors of the arguments that may need a gradient
+        self._masks: dict[int, Any] = {}
+        for leaf in keras.tree.flatten(arguments):
+            if is_differentiable(leaf) and may_have_gradient(leaf):
+                self._inputs[id(leaf)] = leaf
+                self._masks[id(leaf)] = private.read_mask(leaf)
+        outer_scope = private.find_stateless_scope()
+        self._values = [read_value(weight, outer_scope) for weight in weights]
+        self._layer_state = private.read_layer_state()
+
+    def list_tensors(self) -> list[tf.Tensor]:
+        """Returns the tensors that may need a gradient: inputs, then the values of the weights."""
+        return [*self._inputs.values(), *self._values]
+
+    def run_first(self) -> list[tf.Tensor]:
+        """Runs the function. Returns its tensors with gradients: outputs, then the losses that layers added."""
+        tensors = self.list_tensors()
+        if tensors:
+            return list(tf.custom_gradient(self._differentiate)(*tensors))
+        self.outputs, self.scope = self._run(tensors, ())
+        return list_differentiable(self.outputs, self.scope)
+
+    def _differentiate(self, *tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        """Returns the tensors of the first run, and a function for their gradients, as `tf.custom_gradient` asks."""
         with stop_recording():
-            first.append(run(tensors, ()))
+            self.outputs, self.scope = self._run(tensors, ())
 
         def backward(*gradients: tf.Tensor, variables: Sequence[Any] = ()) -> Any:
-            known = [gradient for gradient in gradients if gradient is not None]
-            # The dependency keeps TensorFlow from starting early, and from reusing the first run's results.
-            with tf.control_dependencies(known), tf.GradientTape() as tape:
-                again = [tf.identity(tensor) for tensor in tensors]
-                tape.watch(again)
-                targets = list_differentiable(*run(again, first[0][1].first_values()))
-            pairs = [pair for pair in zip(targets, gradients, strict=True) if pair[1] is not None]
-            results = tape.gradient([t for t, _ in pairs], again, output_gradients=[g for _, g in pairs])
-            results = [None if result is None else tf.convert_to_tensor(result) for result in results]
-            return (results, [None for _ in variables]) if variables else results  # these are frozen
+            results = self._compute_gradients(tensors, gradients)
+            if variables:  # they are frozen
+                return results, [None for _ in variables]
+            return results
 
-        return list_differentiable(*first[0]), backward
+        return list_differentiable(self.outputs, self.scope), backward
 
-    before = 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
-    if inputs or weights:
-        tensors = iter(differentiate(*inputs.values(), *values))
-    else:
-        first.append(run((), ()))
-        tensors = iter(list_differentiable(*first[0]))
-    check_operations(before, label)
-    check_captures(before, [*inputs.values(), *values], label)
-    outputs, scope = first[0]
-    scope.apply_updates()
-    return keras.tree.map_structure(lambda x: replace_output(x, tensors, label), outputs), list(tensors)
+    def _compute_gradients(
+        self, tensors: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor | None]
+    ) -> list[tf.Tensor | None]:
+        """Runs the function again. Returns the gradients of `tensors`; `gradients` belong to the outputs."""
+        known = [gradient for gradient in gradients if gradient is not None]
+        # The dependency keeps TensorFlow from starting early, and from reusing the first run's results.
+        with tf.control_dependencies(known), tf.GradientTape() as tape:
+            copies = [tf.identity(tensor) for tensor in tensors]
+            tape.watch(copies)
+            outputs = list_differentiable(*self._run(copies, self.scope.first_values()))
+        targets = []
+        for output, gradient in zip(outputs, gradients, strict=True):
+            if gradient is not None:
+                targets.append(output)
+        results = tape.gradient(targets, copies, output_gradients=known)
+        return [None if result is None else tf.convert_to_tensor(result) for result in results]
+
+    def _run(self, tensors: Sequence[tf.Tensor], states: Iterable[tuple[Any, tf.Tensor]]) -> tuple[Any, RunScope]:
+        """Runs the function with other tensors, as `list_tensors` orders them, and with values of states."""
+        replaced = dict(zip(self._inputs, tensors, strict=False))  # the weights' values follow
+        for key, tensor in replaced.items():
+            private.set_mask(tensor, self._masks[key])
+        arguments = keras.tree.map_structure(lambda leaf: replaced.get(id(leaf), leaf), self._arguments)
+        weight_values = zip(self._weights, tensors[len(self._inputs) :], strict=True)
+        scope = RunScope([*weight_values, *states], self._label)
+        with private.use_layer_state(self._layer_state), scope:
+            return self._function(arguments), scope
 
 
 def list_differentiable(outputs: Any, scope: RunScope) -> list[tf.Tensor]:
@@ -101,12 +157,12 @@ def is_differentiable(value: Any) -> bool:
 
 
 def may_have_gradient(tensor: tf.Tensor) -> bool:
-    """Returns whether a gradient of a tensor may be needed. A function that is called in a step does not know it."""
+    """Whether a gradient of a tensor may be needed. In a traced function this is unknown, so it may."""
     return not tf.executing_eagerly() or are_recorded([tensor])
 
 
 def replace_output(output: Any, tensors: Iterator[tf.Tensor], label: str) -> Any:
-    """Returns the next of `tensors` for an output that has a gradient, with the output's mask; others unchanged.
+    """Returns the next of `tensors`, with the mask of an output, if the output has a gradient; else the output.
 
     Raises ConfigError for a structure that would lose its gradient.
     """
@@ -127,12 +183,12 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
 
     Args:
         values: (variable, value) pairs. Other variables are read once, when a layer first uses them.
-        label: what runs, for a message.
+        label: the name of the part that runs, for messages.
     """
 
     def __init__(self, values: Iterable[tuple[keras.Variable, tf.Tensor]], label: str) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        # Not by Keras, which would cast them to the dtype that the layer around computes in.
+        # Set here, because Keras would cast the values to the compute dtype of the layer around.
         self.state_mapping = {id(variable): value for variable, value in values}
         self.added: list[tf.Tensor] = []  # Keras removes a layer's losses when it is called again outside a model
         self._label = label
@@ -148,7 +204,7 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
                     "would be lost; make them weights of the layer that uses them, or use hardware.remat=false"
                 )
             value = read_value(variable, self.original_scope)
-            self._read[id(variable)] = variable, value
+            self._read[id(variable)] = (variable, value)
             self.state_mapping[id(variable)] = value
         return self.state_mapping[id(variable)]
 
@@ -157,13 +213,14 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
         self.added.append(loss)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        if tf.compat.v1.get_default_graph() is not self._graph:  # of a loop, whose values do not leave it
+        variable, _ = update
+        if tf.compat.v1.get_default_graph() is not self._graph:  # a loop, whose values do not leave it
             raise ConfigError(
-                f"hardware.remat: {self._label} changes {update[0].path} in a loop or a branch, which cannot be run "
+                f"hardware.remat: {self._label} changes {variable.path} in a loop or a branch, which cannot be run "
                 "again; use hardware.remat=false, or name other layers"
             )
-        self.get_current_value(update[0])
-        self._updated[id(update[0])] = update[0]
+        self.get_current_value(variable)
+        self._updated[id(variable)] = variable
         super().add_update(update)
 
     def first_values(self) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -196,7 +253,7 @@ def check_operations(first: int, label: str) -> None:
 
 
 def list_operations(graph: Any, operations: Iterable[Any]) -> Iterator[Any]:
-    """Yields operations, and those of the functions that they call, such as the bodies of loops."""
+    """Yields operations, and the operations of functions that they call, such as the bodies of loops."""
     for operation in operations:
         yield operation
         for value in operation.node_def.attr.values():
@@ -205,22 +262,24 @@ def list_operations(graph: Any, operations: Iterable[Any]) -> Iterator[Any]:
                 yield from list_operations(called, called.get_operations())
 
 
-def check_captures(first: int, given: Iterable[tf.Tensor], label: str) -> None:
-    """Raises ConfigError if operations from index `first` on take a tensor with a gradient that is not `given`."""
+def check_captures(first: int, arguments: Iterable[tf.Tensor], label: str) -> None:
+    """Raises ConfigError if operations from index `first` on take a tensor with a gradient that is not an argument."""
     if tf.executing_eagerly():
         return
     operations = tf.compat.v1.get_default_graph().get_operations()
-    earlier, known = {each.name for each in operations[:first]}, {tensor.name for tensor in given}
-    for tensor in (tensor for operation in operations[first:] for tensor in operation.inputs):
-        is_taken = tensor.op.name in earlier and tensor.name not in known
-        if is_taken and is_differentiable(tensor) and are_recorded([tensor]):
-            raise ConfigError(
-                f"hardware.remat: {label} uses the tensor {tensor.name}, which is not an argument of its call, so its "
-                "gradient would be lost; pass it as an argument, or use hardware.remat=false"
-            )
+    earlier = {operation.name for operation in operations[:first]}
+    known = {tensor.name for tensor in arguments}
+    for operation in operations[first:]:
+        for tensor in operation.inputs:
+            is_taken = tensor.op.name in earlier and tensor.name not in known
+            if is_taken and is_differentiable(tensor) and are_recorded([tensor]):
+                raise ConfigError(
+                    f"hardware.remat: {label} uses the tensor {tensor.name}, which is not an argument of its call, so "
+                    "its gradient would be lost; pass it as an argument, or use hardware.remat=false"
+                )
 
 
-#: How many limits of a segment's size are tried.
+#: The number of limits of a segment's size that `choose_segments` tries.
 LIMITS = 32
 
 
@@ -228,7 +287,7 @@ LIMITS = 32
 class Segment:
     """Consecutive calls of a model's graph."""
 
-    calls: Sequence[Call]  # the calls
+    calls: Sequence[Call]
     inputs: Sequence[int]  # the numbers of the tensors that they take from earlier calls
     outputs: Sequence[int]  # the numbers of the tensors that later calls take, and of the model's outputs
     is_recomputed: bool  # whether they are computed again in the backward pass
@@ -236,25 +295,21 @@ class Segment:
     def run(self, values: dict[int, Any]) -> list[tf.Tensor]:
         """Runs the calls in training, adds their outputs to `values`, and returns the losses that layers add."""
         if not self.is_recomputed:
-            return run_calls(self.calls, values)
+            return run_calls(self.calls, values, training=True)
 
-        def run_again(given: dict[int, Any]) -> list[Any]:
-            own = dict(given)
-            run_calls(self.calls, own)
+        def run_again(inputs: dict[int, Any]) -> list[Any]:
+            own = dict(inputs)
+            run_calls(self.calls, own, training=True)
             return [own[number] for number in self.outputs]
 
-        weights = {id(v): v for call in self.calls for v in call.variables if v.trainable}
-        given = {number: values[number] for number in self.inputs}
-        outputs, losses = recompute(run_again, given, list(weights.values()), label=str(self))
+        weights = [variable for variable in list_variables(self.calls) if variable.trainable]
+        inputs = {number: values[number] for number in self.inputs}
+        outputs, losses = recompute(run_again, inputs, weights, label=str(self))
         values.update(zip(self.outputs, outputs, strict=True))
         return losses
 
     def __str__(self) -> str:
         return format_range(self.calls)
-
-
-def run_calls(calls: Sequence[Call], values: dict[int, Any]) -> list[tf.Tensor]:
-    return [loss for call in calls for loss in call(values, training=True)]
 
 
 def recompute_segments(model: keras.Model) -> list[Segment]:
@@ -280,8 +335,8 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
         if not training:
             return plain_call(inputs, training=training, mask=mask, **named)
         values = {graph.source: inputs}
-        for tensor, each in zip(keras.tree.flatten(inputs), keras.tree.flatten(mask), strict=False):
-            private.set_mask(tensor, each)  # as `Functional.call` does
+        for tensor, mask_of_tensor in zip(keras.tree.flatten(inputs), keras.tree.flatten(mask), strict=False):
+            private.set_mask(tensor, mask_of_tensor)  # as `Functional.call` does
         for segment in segments:
             losses = segment.run(values)
             if segment.is_recomputed:
@@ -293,18 +348,17 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
 
 
 def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided: bool) -> int:
-    """Makes training steps compute these layers again, each by itself. Returns their number, without inner ones.
+    """Makes training steps compute layers again, one by one. Returns the number of layers, without inner ones.
 
     Args:
-        layers: the layers; one that is inside another one is computed again with that.
+        layers: the layers. A layer inside another one is computed again with the outer one.
         setting: the key and its value, for messages.
         is_divided: whether the model is divided into stages, with nested models expanded.
 
     Raises ConfigError if a layer cannot be computed again.
     """
-    inner = {id(each) for layer in layers for each in private.flatten_layers(layer, include_self=False)}
-    outer = {id(layer): layer for layer in layers if id(layer) not in inner}
-    for layer in outer.values():
+    outer = list_outer_layers(layers)
+    for layer in outer:
         parts = private.flatten_layers(layer)
         if any(isinstance(part, keras.layers.Embedding) for part in parts):
             raise ConfigError(
@@ -321,38 +375,57 @@ def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided:
     return len(outer)
 
 
+def list_outer_layers(layers: Sequence[keras.Layer]) -> list[keras.Layer]:
+    """Returns the distinct layers that are not inside another one."""
+    inner_ids: set[int] = set()
+    for layer in layers:
+        inner_ids.update(map(id, private.flatten_layers(layer, include_self=False)))
+    outer = {id(layer): layer for layer in layers if id(layer) not in inner_ids}
+    return list(outer.values())
+
+
 def call_again(layer: keras.Layer, plain_call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Calls a layer; in training its activations are computed again in the backward pass."""
+    """Calls a layer. In training its activations are computed again in the backward pass."""
     if not private.is_training(layer):
         return plain_call(*args, **named)
-    outputs, losses = recompute(
-        lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, label=layer.name
-    )
+
+    def call_with(arguments: tuple[Sequence[Any], dict[str, Any]]) -> Any:
+        positional, keywords = arguments
+        return plain_call(*positional, **keywords)
+
+    outputs, losses = recompute(call_with, (args, named), layer.trainable_variables, label=layer.name)
     layer.add_loss(losses)
     return outputs
 
 
 def list_inner_layers(calls: Sequence[Call]) -> list[keras.Layer]:
     """Lists the layers of calls, at any depth."""
-    layers = (call.run for call in calls if isinstance(call.run, keras.layers.Layer))
-    return [part for layer in layers for part in private.flatten_layers(layer)]
+    layers: list[keras.Layer] = []
+    for call in calls:
+        if isinstance(call.run, keras.layers.Layer):
+            layers += private.flatten_layers(call.run)
+    return layers
 
 
 def name_example(model: keras.Model) -> str:
     """Returns the name of the model's largest layer, for a message."""
-    layers = [layer for layer in model.layers if layer.weights]
-    usable = [each for each in layers if not isinstance(each, keras.layers.Embedding)]
-    largest = max(usable, key=lambda layer: layer.count_params(), default=None)
-    return "PATTERN" if largest is None else str(largest.name)
+    usable = []
+    for layer in model.layers:
+        if layer.weights and not isinstance(layer, keras.layers.Embedding):
+            usable.append(layer)
+    if not usable:
+        return "PATTERN"
+    largest = max(usable, key=lambda layer: layer.count_params())
+    return str(largest.name)
 
 
 def choose_segments(
     calls: Sequence[Call], sinks: set[int], source: int, *, copies: int = 1, keeps_last: bool = True
 ) -> list[Segment]:
-    """Divides calls into segments so that the least memory is needed, by the sizes of the layers' outputs.
+    """Divides calls into segments so that training needs little memory, estimated from the layers' outputs.
 
-    What all segments pass on is kept until the backward pass, for each of `copies` micro-batches. What is inside a
-    segment is needed only while that segment is computed again.
+    Tensors that segments pass on are kept until the backward pass, for each of `copies` micro-batches. Tensors inside a
+    segment need memory only while that segment is computed again.
 
     Args:
         calls: consecutive calls of a graph.
@@ -361,65 +434,90 @@ def choose_segments(
         copies: micro-batches whose forward passes run before the first backward pass.
         keeps_last: whether the last segment is not computed again, because its backward pass is the first.
     """
-    inside, passed, is_plain = estimate_sizes(calls, sinks, source)
+    sizes = estimate_sizes(calls, sinks, source)
     last = len(calls)
-    kept = np.where(is_plain, inside, passed).astype(float)
-    needed = np.where(is_plain, 0, inside).astype(float)
+    kept = np.where(sizes.is_plain, sizes.inside, sizes.passed).astype(float)
+    needed = np.where(sizes.is_plain, 0, sizes.inside).astype(float)
     if keeps_last:
-        kept[:, last], needed[:, last] = 0, inside[:, last]
-    starts: list[int] = []
-    least = np.inf
-    for limit in np.geomspace(max(inside[0, last] / 1000, 1), max(inside[0, last], 1), LIMITS):
-        total, found = find_cheapest_starts(np.where(needed <= limit, kept, np.inf))
-        ends = [*found[1:], last]
-        memory = copies * total + max(needed[start, end] for start, end in zip(found, ends, strict=True))
-        if memory < least:
-            least, starts = memory, found
-    ends = [*starts[1:], last]
-    recomputed = [
-        not is_plain[pair] and not (keeps_last and pair[1] == last) for pair in zip(starts, ends, strict=True)
-    ]
-    return [
-        make_segment(calls, sinks, start, end=end, is_recomputed=is_recomputed)
-        for start, end, is_recomputed in zip(starts, ends, recomputed, strict=True)
-    ]
+        kept[:, last] = 0
+        needed[:, last] = sizes.inside[:, last]
+    best_starts: list[int] = []
+    least_memory = np.inf
+    total_size = sizes.inside[0, last]
+    for limit in np.geomspace(max(total_size / 1000, 1), max(total_size, 1), LIMITS):
+        kept_memory, starts = find_cheapest_starts(np.where(needed <= limit, kept, np.inf))
+        largest = max(map(needed.__getitem__, pair_with_ends(starts, last)))
+        memory = copies * kept_memory + largest
+        if memory < least_memory:
+            least_memory = memory
+            best_starts = starts
+    segments = []
+    for start, end in pair_with_ends(best_starts, last):
+        is_kept = sizes.is_plain[start, end] or (keeps_last and end == last)
+        segments.append(make_segment(calls, sinks, start, end=end, is_recomputed=not is_kept))
+    return segments
 
 
-def estimate_sizes(
-    calls: Sequence[Call], sinks: set[int], source: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Estimates, for the segment of calls i to j - 1 at [i, j]: the bytes of all activations in it, those of the
-    tensors that it passes on, and whether computing it again saves nothing.
+def pair_with_ends(starts: Sequence[int], last: int) -> list[tuple[int, int]]:
+    """Returns (start, end) of consecutive segments."""
+    return list(zip(starts, [*starts[1:], last], strict=True))
 
-    A layer that contains others is assumed to make as many tensors of its output's size. Activations that no weight
-    influences count as nothing, because no backward pass needs them.
+
+@dataclass(frozen=True)
+class SegmentSizes:
+    """Estimated bytes of the segment of calls i to j - 1, at [i, j]."""
+
+    inside: np.ndarray[Any, Any]  # all activations
+    passed: np.ndarray[Any, Any]  # the tensors that it passes on
+    is_plain: np.ndarray[Any, Any]  # whether computing it again saves nothing
+
+
+def estimate_sizes(calls: Sequence[Call], sinks: set[int], source: int) -> SegmentSizes:
+    """Estimates the sizes of all segments.
+
+    A layer with inner layers is assumed to make one tensor of its output's size for each of them. Activations that no
+    weight influences have size 0, because no backward pass needs them.
     """
     count = len(calls)
-    last_use = {number: index for index, call in enumerate(calls) for number in call.inputs}
-    last_use |= dict.fromkeys(sinks, count)
-    # Tensor t of call c is passed on by the segments with start <= c < end <= last use. Sums of these rectangles are
-    # the cumulative sums of their corners.
-    corners = np.zeros((count + 2, count + 2), np.int64)
     sizes = np.zeros(count + 1, np.int64)
     tables = np.zeros(count + 1, np.int64)
-    made = {number for call in calls for number in call.outputs}
-    trained = {number for call in calls for number in call.inputs} - made - {source}
+    trained = list_inputs(calls) - list_outputs(calls) - {source}  # tensors that a weight influences
     for index, call in enumerate(calls):
         inner = list_inner_layers([call])
         if call.inputs & trained or any(variable.trainable for variable in call.variables):
             trained.update(call.outputs)
             sizes[index + 1] = sum(call.sizes) * max(len(inner), 1)
         tables[index + 1] = any(isinstance(layer, keras.layers.Embedding) for layer in inner)
-        for number, size in zip(call.outputs, call.sizes, strict=True):
-            end = last_use.get(number, index)
-            for row, sign in ((0, 1), (index + 1, -1)):
-                corners[row, index + 1] += sign * size
-                corners[row, end + 1] -= sign * size
-    passed = corners.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
-    totals, table_counts = sizes.cumsum(), tables.cumsum()
+    passed = measure_passed(calls, sinks)
+    totals = sizes.cumsum()
+    table_counts = tables.cumsum()
     inside = totals[None, :] - totals[:, None]
     has_table = table_counts[None, :] > table_counts[:, None]
-    return inside, passed, has_table | (inside <= passed)
+    return SegmentSizes(inside, passed, is_plain=has_table | (inside <= passed))
+
+
+def measure_passed(calls: Sequence[Call], sinks: set[int]) -> np.ndarray[Any, Any]:
+    """Returns the bytes of the tensors that the segment of calls i to j - 1 passes on, at [i, j].
+
+    The segments with start <= c < end <= last use pass on tensor t of call c. These are rectangles, and their sums are
+    the cumulative sums of their corners.
+    """
+    count = len(calls)
+    last_use: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        for number in call.inputs:
+            last_use[number] = index
+    for number in sinks:
+        last_use[number] = count
+    corners = np.zeros((count + 2, count + 2), np.int64)
+    for index, call in enumerate(calls):
+        for number, size in zip(call.outputs, call.sizes, strict=True):
+            end = last_use.get(number, index)
+            corners[0, index + 1] += size
+            corners[0, end + 1] -= size
+            corners[index + 1, index + 1] -= size
+            corners[index + 1, end + 1] += size
+    return corners.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
 
 
 def find_cheapest_starts(costs: np.ndarray[Any, Any]) -> tuple[float, list[int]]:
@@ -442,7 +540,7 @@ def find_cheapest_starts(costs: np.ndarray[Any, Any]) -> tuple[float, list[int]]
 
 def make_segment(calls: Sequence[Call], sinks: set[int], start: int, end: int, is_recomputed: bool) -> Segment:
     own = calls[start:end]
-    made = {number for call in own for number in call.outputs}
-    taken = {number for call in own for number in call.inputs}
-    wanted = sinks | {number for call in calls[end:] for number in call.inputs}
-    return Segment(own, sorted(taken - made), sorted(made & wanted), is_recomputed=is_recomputed)
+    made = list_outputs(own)
+    taken = list_inputs(own)
+    used_later = sinks | list_inputs(calls[end:])
+    return Segment(own, sorted(taken - made), sorted(made & used_later), is_recomputed=is_recomputed)
