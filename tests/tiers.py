@@ -61,7 +61,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     ],
     "training/test_row_gradients.py::test_training_by_rows_resumes_bit_for_bit": ["LazyAdam"],
     "training/test_row_gradients.py::test_a_step_computes_nothing_of_the_size_of_the_table": ["Adagrad"],
-    "training/test_step.py::test_two_replicas_train_as_one_device_does": ["two rates"],
+    "training/test_own_step.py::test_two_replicas_train_as_one_device_does": ["two rates"],
     "training/test_targets.py::test_a_kind_of_target_trains_and_its_values_are_numpys": ["multi_label-3"],
     "training/test_xla.py::test_a_run_compiled_with_xla_is_the_same_run": [
         "mlp accumulated and clipped-one_device",

@@ -1,10 +1,10 @@
 """Baselines: the metrics of a constant prediction that uses the training targets only.
 
-The prediction is the majority class, the more frequent value of each label, or the mean target, of quantiles the
-median. For the loss it is the frequency of each class or label, or the quantiles.
+The prediction is the majority class, the more frequent value of each label, or the mean target; for a model with
+quantiles, the median. The loss uses the frequency of each class or label, or the quantiles.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +17,23 @@ from scaleflow.training.evaluation import MetricSums
 
 Array = np.ndarray[Any, Any]
 
-#: The least share of a class, whose logarithm is taken.
-LEAST_SHARE = 1e-7
+#: The minimum share of a class. Its logarithm is finite.
+MIN_SHARE = 1e-7
+
+#: The maximum number of output values whose metrics are computed at once.
+MAX_VALUES_AT_ONCE = 1 << 22
+
+#: The maximum number of output values. Metrics of more are not computed.
+MAX_VALUES = 100_000_000
 
 
 @dataclass(frozen=True)
 class Targets:
     """The targets of one output in a split."""
 
-    values: Array  # [n] or [n, *positions] for classification, else [n, *outputs.shape]; 0 for those that are ignored
+    values: Array  # [n] or [n, *positions] for classification, else [n, *outputs.shape]; ignored values are 0
     counted: Array  # 1 for each value that counts, else 0
-    weights: Array  # of the examples, [n]
+    weights: Array  # the weights of the examples, [n]
 
     @property
     def shares(self) -> Array:
@@ -47,15 +53,23 @@ class Targets:
 
     def mean_of_examples(self, values: Array) -> float:
         """Averages over an example's values that count, then over examples, as the loss does."""
-        flat, counted = (np.reshape(each, [len(values), -1]) for each in (values * self.counted, self.counted))
-        each = flat.sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
-        return float((each * self.weights).sum() / self.weights.sum())
+        sums = flatten_examples(values * self.counted).sum(axis=1)
+        counts = flatten_examples(self.counted).sum(axis=1)
+        means = sums / np.maximum(counts, 1)
+        return float((means * self.weights).sum() / self.weights.sum())
+
+
+def flatten_examples(values: Array) -> Array:
+    """Returns values [n, ...] as [n, values of an example]."""
+    return np.reshape(values, [len(values), -1])
 
 
 def make_targets(outputs: Outputs, values: Array, weights: Array | None) -> Targets:
-    counted = np.ones(values.shape) if outputs.ignore is None else (values != outputs.ignore).astype(np.float64)
-    each = np.ones(len(values)) if weights is None else weights.astype(np.float64)
-    return Targets(np.where(counted > 0, values, 0), counted, each)
+    counted = np.ones(values.shape)
+    if outputs.ignore is not None:
+        counted = (values != outputs.ignore).astype(np.float64)
+    weights = np.ones(len(values)) if weights is None else weights.astype(np.float64)
+    return Targets(np.where(counted > 0, values, 0), counted, weights)
 
 
 def baseline(outputs: Outputs, train: Targets, evaluated: Targets) -> Mapping[str, float]:
@@ -99,19 +113,20 @@ def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[s
 
 
 def balanced_accuracy(targets: Targets, true: Array, predicted: Array) -> float:
-    """Averages the share of each class's targets that are found, over the classes that occur."""
-    classes, shares = np.ravel(true).astype(np.int64), np.ravel(targets.shares)
-    found = np.bincount(classes, weights=shares * np.ravel(true == predicted))
+    """Averages the recall over the classes that occur."""
+    classes = np.ravel(true).astype(np.int64)
+    shares = np.ravel(targets.shares)
+    correct_shares = np.bincount(classes, weights=shares * np.ravel(true == predicted))
     all_shares = np.bincount(classes, weights=shares)
     occurs = all_shares > 0
-    return float(np.mean(found[occurs] / all_shares[occurs]))
+    return float(np.mean(correct_shares[occurs] / all_shares[occurs]))
 
 
 def labels_baseline(frequency: Array, evaluated: Targets) -> dict[str, float]:
     is_true = evaluated.values > 0.5
     correct = is_true == (frequency > 0.5)
-    exact = np.reshape(correct | (evaluated.counted == 0), [len(correct), -1]).all(axis=1)
-    weights = evaluated.weights * (np.reshape(evaluated.counted, [len(correct), -1]) > 0).any(axis=1)
+    exact = flatten_examples(correct | (evaluated.counted == 0)).all(axis=1)
+    weights = evaluated.weights * (flatten_examples(evaluated.counted) > 0).any(axis=1)
     values = {"accuracy": evaluated.mean(correct), "exact_match": float((exact * weights).sum() / weights.sum())}
     probability = np.where(evaluated.counted > 0, np.where(is_true, frequency, 1 - frequency), 1)
     if probability.all():
@@ -120,12 +135,12 @@ def labels_baseline(frequency: Array, evaluated: Targets) -> dict[str, float]:
 
 
 def values_baseline(center: Array, evaluated: Targets, unit: float) -> dict[str, float]:
-    """Computes the metrics of a constant; the loss is that of values divided by `unit`, as with `Outputs.scaling`."""
+    """Computes the metrics of a constant. The loss uses values divided by `unit`, as with `Outputs.scaling`."""
     errors = evaluated.values - center
     columns = errors.shape[-1] if errors.ndim > 1 else 1
-    true, squared, shares = (
-        np.reshape(each, [-1, columns]) for each in (evaluated.values, errors**2, evaluated.shares)
-    )
+    true = np.reshape(evaluated.values, [-1, columns])
+    squared = np.reshape(errors**2, [-1, columns])
+    shares = np.reshape(evaluated.shares, [-1, columns])
     mean = (true * shares).sum(axis=0) / shares.sum(axis=0)
     deviation = (shares * (true - mean) ** 2).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -135,7 +150,9 @@ def values_baseline(center: Array, evaluated: Targets, unit: float) -> dict[str,
         "mae": evaluated.mean(np.abs(errors)),
         "rmse": evaluated.mean(errors**2) ** 0.5,
     }
-    return values | ({"r2": float(r2.mean())} if (deviation > 0).all() else {})
+    if (deviation > 0).all():
+        values["r2"] = float(r2.mean())
+    return values
 
 
 def baselines(
@@ -152,49 +169,58 @@ def baselines(
 
     Args:
         outputs: the outputs of the dataset: one, or several by name.
-        splits: the targets of `train`, `validation` and `test`, as far as they exist: an array, or several by output.
-        options: the config group `objective`. A baseline has a loss only if that is the one of the kind of target.
+        splits: the targets of the splits `train`, `validation` and `test` that exist: an array, or several by output.
+        options: the config group `objective`. A baseline has a loss only if it is the default loss of its target.
         weights: the weights of the examples by split; None for 1 each.
-        objective: the metrics; None: those of the kinds of target.
+        objective: the metrics; None for the default metrics of the kinds of target.
     """
-    options, weights = options or ObjectiveOptions(), weights or {}
-    replaced: Set[str] = frozenset() if objective is None else objective.replaced
-    chosen = [split for split in ("validation", "test") if split in splits]
-    found = {split: split_baseline(outputs, options, splits, split=split, weights=weights) for split in chosen}
-    for split, values in found.items():
-        kept = {name: value for name, value in values.items() if name not in replaced}
-        if objective is not None and options.metrics:
-            constant = make_constants(outputs, splits["train"], weights.get("train"), evaluated=splits[split])
-            measured = measure_outputs(objective, splits[split], constant, weights=weights.get(split))
-            kept = {name: value for name, value in measured.items() if name.rpartition("/")[2] != "loss"} | kept
-        found[split] = kept
-    names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
-    return {
-        f"{prefix}/{name}": value
-        for split, prefix in names.items()
-        for name, value in found.get(split, {}).items()
-        if np.isfinite(value)
-    }
+    options = options or ObjectiveOptions()
+    weights = weights or {}
+    prefixes = {"validation": "baseline", "test": "baseline/test"}
+    if "validation" not in splits:
+        prefixes["test"] = "baseline"
+    named = {}
+    for split, prefix in prefixes.items():
+        if split not in splits:
+            continue
+        values = split_baseline(outputs, options, splits, split=split, weights=weights)
+        if objective is not None:
+            values = {name: value for name, value in values.items() if name not in objective.replaced}
+            if options.metrics:
+                constants = make_constants(outputs, splits["train"], weights.get("train"), evaluated=splits[split])
+                measured = measure_outputs(objective, splits[split], constants, weights=weights.get(split))
+                values = drop_losses(measured) | values
+        for name, value in values.items():
+            if np.isfinite(value):
+                named[f"{prefix}/{name}"] = value
+    return named
+
+
+def drop_losses(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name.rpartition("/")[2] != "loss"}
 
 
 def make_constants(outputs: Outputs | Mapping[str, Outputs], train: Any, weights: Any, evaluated: Any) -> Any:
-    """Returns what `make_constant` does for the only output, or for each output by name."""
+    """Makes the constant predictions of the only output, or of each output by name; see `make_constant`."""
     if isinstance(outputs, Outputs):
         return make_constant(outputs, make_targets(outputs, train, weights), len(evaluated))
-    return {n: make_constants(each, train[n], weights, evaluated=evaluated[n]) for n, each in outputs.items()}
+    constants = {}
+    for name, output in outputs.items():
+        constants[name] = make_constants(output, train[name], weights, evaluated=evaluated[name])
+    return constants
 
 
 def make_constant(outputs: Outputs, train: Targets, count: int) -> Array:
-    """Returns what a model returns that always gives the constant prediction: logits or values [count, ...] float32."""
+    """Returns the outputs of a model with the constant prediction: logits or values [count, ...] float32."""
     center = train.center
     if outputs.kind == "classification":
         classes = np.ravel(train.values).astype(np.int64)
         counts = np.bincount(classes, weights=np.ravel(train.shares), minlength=outputs.shape[-1])
-        center = np.log(np.maximum(counts / counts.sum(), LEAST_SHARE))
+        center = np.log(np.maximum(counts / counts.sum(), MIN_SHARE))
     elif outputs.levels is not None:
         center = find_quantiles(train, outputs.levels)
     elif outputs.kind != "regression":
-        clipped = np.clip(center, LEAST_SHARE, 1 - LEAST_SHARE)
+        clipped = np.clip(center, MIN_SHARE, 1 - MIN_SHARE)
         center = np.log(clipped / (1 - clipped))
     return np.broadcast_to(center.astype(np.float32), (count, *outputs.model_shape))
 
@@ -208,42 +234,53 @@ def split_baseline(
 ) -> dict[str, float]:
     """Computes the baselines over one split."""
     if isinstance(outputs, Outputs):
-        train, evaluated = (make_targets(outputs, splits[name], weights.get(name)) for name in ("train", split))
-        values = baseline(outputs, train, evaluated)
+        train = make_targets(outputs, splits["train"], weights.get("train"))
+        evaluated = make_targets(outputs, splits[split], weights.get(split))
+        values = dict(baseline(outputs, train, evaluated))
         is_default = options.loss is None and not (options.label_smoothing and outputs.kind != "regression")
-        return {name: value for name, value in values.items() if name != "loss" or is_default}
-    factors, total, found = options.loss_weights or {}, 0.0, dict[str, float]()
-    for output, described in outputs.items():
-        loss = options.loss.get(output) if isinstance(options.loss, Mapping) else options.loss
-        part = {name: targets[output] for name, targets in splits.items()}
-        values = split_baseline(described, replace(options, loss=loss), part, split=split, weights=weights)
-        found |= {f"{output}/{name}": value for name, value in values.items()}
-        total += factors.get(output, 1.0) * values.get("loss", np.nan)
-    return {**found, "loss": total}
-
-
-#: The most values of outputs of which metrics are computed at once, and at all.
-VALUES_AT_ONCE, MOST_VALUES = 1 << 22, 100_000_000
+        if not is_default:
+            values.pop("loss", None)
+        return values
+    factors = options.loss_weights or {}
+    total = 0.0
+    all_values: dict[str, float] = {}
+    for name, output in outputs.items():
+        loss = options.loss.get(name) if isinstance(options.loss, Mapping) else options.loss
+        targets = {key: targets_by_output[name] for key, targets_by_output in splits.items()}
+        values = split_baseline(output, replace(options, loss=loss), targets, split=split, weights=weights)
+        for metric, value in values.items():
+            all_values[f"{name}/{metric}"] = value
+        total += factors.get(name, 1.0) * values.get("loss", np.nan)
+    all_values["loss"] = total
+    return all_values
 
 
 def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: Array | None = None) -> dict[str, float]:
-    """Computes the metrics of outputs [n, ...] for targets [n, ...]: arrays, or dicts of them; none of too many."""
+    """Computes the metrics of outputs [n, ...] for targets [n, ...]: arrays, or dicts of them.
+
+    Returns none for more than `MAX_VALUES` values.
+    """
     leaves = tf.nest.flatten(outputs)
-    count, values = len(leaves[0]), sum(each.size for each in leaves)
-    if not count or values > MOST_VALUES:
+    count = len(leaves[0])
+    values = sum(leaf.size for leaf in leaves)
+    if not count or values > MAX_VALUES:
         return {}
     sums = MetricSums(objective, evaluates=True, takes_scores=True)
     collectors = sums.make_collectors()
-    total, step = np.zeros(sums.size), max(1, VALUES_AT_ONCE * count // max(values, 1))
-    each_weight = np.ones(count) if weights is None else weights
-    for first in range(0, count, step):
-        part = slice(first, first + step)
-        examples, found, weight = tf.nest.map_structure(
-            lambda array, part=part: tf.constant(array[part]), (targets, outputs, each_weight.astype(np.float32))
+    total = np.zeros(sums.size)
+    batch = max(1, MAX_VALUES_AT_ONCE * count // max(values, 1))
+    all_weights = np.ones(count) if weights is None else weights
+    data = (targets, outputs, all_weights.astype(np.float32))
+    for first in range(0, count, batch):
+        part = slice(first, first + batch)
+        own_targets, own_outputs, own_weights = tf.nest.map_structure(
+            lambda array, part=part: tf.constant(array[part]), data
         )
-        answers = sums.take_answers(examples, found, weight)
-        mask = tf.ones_like(weight)
-        total += sums.compute(examples, found, None, mask=mask, weights=weight, answers=answers).numpy()
-        for key, parts in sums.take_scores(examples, answers[1], weight).items():
-            collectors[key].add(*(each.numpy() for each in parts))
+        answers = sums.take_answers(own_targets, own_outputs, own_weights)
+        _, measured, _ = answers
+        mask = tf.ones_like(own_weights)
+        batch_sums = sums.compute(own_targets, own_outputs, None, mask=mask, weights=own_weights, answers=answers)
+        total += batch_sums.numpy()
+        for key, scores in sums.take_scores(own_targets, measured, own_weights).items():
+            collectors[key].add(*(score.numpy() for score in scores))
     return dict(sums.means(total, count, collectors))

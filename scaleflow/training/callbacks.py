@@ -28,9 +28,29 @@ from scaleflow.training.state import list_variables_in
 #: Attributes that Keras sets for each command.
 OF_KERAS = {"_model", "params", "validation_data", "monitor_op", "append_header"}
 
-SEQUENCES: dict[str, Callable[..., Any]] = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
-MAPPINGS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
-FACTORIES: dict[str, Callable[[], Any]] = {each.__name__: each for each in (int, float, str, bool, list, set, dict)}
+#: Types that a checkpoint can hold, by name: sequences, mappings, and factories of a `defaultdict`.
+SEQUENCES: dict[str, Callable[..., Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+MAPPINGS: dict[str, Callable[..., Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+    "defaultdict": defaultdict,
+}
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list,
+    "set": set,
+    "dict": dict,
+}
 
 #: Types without a state of the run, or with one that is in the checkpoint anyway, and files, which hooks open again.
 STATELESS = (
@@ -49,15 +69,15 @@ class NotKept(Exception):
 class CallbackState:
     """The attributes of a callback that change during a run.
 
-    What is as the constructor made it is not kept: each worker has its own name of a file, for example.
+    An attribute with its value from the constructor is not kept: each worker has its own name of a file, for example.
 
     Args:
         callback: has its model; no other hook was called.
         of_model: ids of the TensorFlow variables that the checkpoint has anyway.
 
     Attributes:
-        doubts: `NAME (TYPE)` of each attribute that a checkpoint cannot hold. Those of Keras's own callbacks are
-            not listed: their hooks make them again.
+        doubts: `NAME (TYPE)` of each attribute that a checkpoint cannot hold. Attributes of Keras's own callbacks are
+            not listed, because their hooks make them again.
     """
 
     def __init__(self, callback: Any, of_model: Set[int]) -> None:
@@ -65,23 +85,25 @@ class CallbackState:
         self._callback = callback
         self._of_model = of_model
         self._changed: set[str] = set()
-        self._first: dict[str, tuple[Any, list[bytes], Any]] = {}
+        self._first: dict[str, tuple[Any, list[bytes], Any]] = {}  # the attributes from the constructor
         self._first = {name: self._describe(name) for name in self._list_names()}
 
     def _list_names(self) -> list[str]:
         """Lists the attributes of the callback, and the lists, sets and dicts of its class, which it may change."""
-        classes = [each for each in type(self._callback).__mro__ if not each.__module__.startswith("keras.")]
-        of_classes = {
-            name
-            for each in classes
-            for name, value in vars(each).items()
-            if not name.startswith("__") and type(value) in (*SEQUENCES.values(), *MAPPINGS.values())
-        }
-        return sorted((set(vars(self._callback)) | of_classes) - OF_KERAS)
+        containers = (*SEQUENCES.values(), *MAPPINGS.values())
+        names = set(vars(self._callback))
+        for base in type(self._callback).__mro__:
+            if base.__module__.startswith("keras."):
+                continue
+            for name, value in vars(base).items():
+                if not name.startswith("__") and type(value) in containers:
+                    names.add(name)
+        return sorted(names - OF_KERAS)
 
     def _describe(self, name: str) -> tuple[Any, list[bytes], Any]:
-        """Returns an attribute as JSON, digests of its arrays, and itself."""
-        value, digests = getattr(self._callback, name), []
+        """Returns an attribute as JSON, digests of its arrays, and the attribute itself."""
+        value = getattr(self._callback, name)
+        digests: list[bytes] = []
 
         def add(array: np.ndarray[Any, Any]) -> int:
             digests.append(hashlib.blake2b(array.data, digest_size=16).digest())
@@ -109,7 +131,7 @@ class CallbackState:
         return ["inner", encode_value(inner, add)]
 
     def note_changes(self) -> None:
-        """Finds what differs from the constructor's values. From now on it is kept, also if it changes back."""
+        """Finds attributes that differ from the constructor's values. They are kept from now on, even if reset."""
         for name in self._list_names():
             if name not in self._changed and self._describe(name)[:2] != self._first.get(name, ())[:2]:
                 self._changed.add(name)
@@ -126,21 +148,27 @@ class CallbackState:
         return kept
 
     def restore(self, kept: Mapping[str, Any], get: Get) -> None:
-        """Sets the attributes to what `read` returned, and others that have changed to what they were at first."""
+        """Sets the attributes that `read` returned, and resets other attributes to their first values."""
         self.note_changes()
         for name, value in kept.items():
             self._set(name, value, get)
         for name in self._changed - set(kept):
-            if name not in vars(self._callback) or is_object(self._describe(name)[0]):
-                continue  # a hook has made it
-            value, digests, first = self._first.get(name, (None, [], None))
-            if name not in self._first:
-                del vars(self._callback)[name]
-            elif digests or is_object(value):
-                vars(self._callback)[name] = first
-            else:
-                self._set(name, value, get)
+            self._reset(name, get)
         self._changed |= set(kept)
+
+    def _reset(self, name: str, get: Get) -> None:
+        """Sets an attribute to its first value, unless a hook has made an object that no checkpoint holds."""
+        attributes = vars(self._callback)
+        if name not in attributes or is_object(self._describe(name)[0]):
+            return
+        if name not in self._first:
+            del attributes[name]
+            return
+        value, digests, first = self._first[name]
+        if digests or is_object(value):
+            attributes[name] = first
+        else:
+            self._set(name, value, get)
 
     def _set(self, name: str, value: Any, get: Get) -> None:
         attributes = vars(self._callback)
@@ -151,7 +179,7 @@ class CallbackState:
 
 
 def is_object(described: Any) -> bool:
-    """Returns whether an attribute is described as what no checkpoint holds."""
+    """Whether the description of an attribute says that no checkpoint can hold it."""
     return isinstance(described, list) and described[0] == "object"
 
 
@@ -163,11 +191,11 @@ def read_inner(value: Any, of_model: Set[int]) -> Any:
         return value.getstate()
     if isinstance(value, list | tuple | Mapping):
         return None
-    return [np.asarray(each.read_value()) for each in list_own_variables(value, of_model)] or None
+    return [np.asarray(variable.read_value()) for variable in list_own_variables(value, of_model)] or None
 
 
 def write_inner(value: Any, inner: Any, of_model: Set[int]) -> None:
-    """Sets what `read_inner` returned."""
+    """Sets the state that `read_inner` returned."""
     if isinstance(value, np.random.Generator):
         value.bit_generator.state = inner
     elif isinstance(value, random.Random):
@@ -178,8 +206,10 @@ def write_inner(value: Any, inner: Any, of_model: Set[int]) -> None:
 
 
 def list_own_variables(value: Any, of_model: Set[int]) -> list[tf.Variable]:
-    """Lists the TensorFlow variables of an object, without those of the model."""
-    listed = list_variables_in(value.state if isinstance(value, keras.random.SeedGenerator) else value)
+    """Lists the TensorFlow variables of an object, without the model's variables."""
+    if isinstance(value, keras.random.SeedGenerator):
+        value = value.state
+    listed = list_variables_in(value)
     return [variable for variable in listed if id(variable) not in of_model]
 
 
@@ -195,41 +225,60 @@ def encode_value(value: Any, add: Add) -> Any:
     if kind is np.ndarray or isinstance(value, np.generic | tf.Tensor):
         array = np.asarray(value)
         if not array.dtype.hasobject:
-            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
-            dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str  # bfloat16 has no other name
-            label = "array" if kind is np.ndarray else "tensor" if isinstance(value, tf.Tensor) else "number"
-            return [label, add(flat), dtype, list(array.shape)]
+            return encode_array(array, kind, add)
     if isinstance(value, pathlib.Path):
         return ["path", str(value)]
     if SEQUENCES.get(name) is kind:
-        return [name, [encode_value(each, add) for each in value], getattr(value, "maxlen", None)]
+        content = [encode_value(item, add) for item in value]
+        return [name, content, getattr(value, "maxlen", None)]
     factory = getattr(value, "default_factory", None)
-    made = getattr(factory, "__name__", None)
-    if MAPPINGS.get(name) is kind and (factory is None or FACTORIES.get(str(made)) is factory):
-        return [name, [[encode_value(key, add), encode_value(each, add)] for key, each in value.items()], made]
+    factory_name = getattr(factory, "__name__", None)
+    if MAPPINGS.get(name) is kind and (factory is None or FACTORIES.get(str(factory_name)) is factory):
+        content = []
+        for key, item in value.items():
+            content.append([encode_value(key, add), encode_value(item, add)])
+        return [name, content, factory_name]
     raise NotKept(name)
 
 
+def encode_array(array: np.ndarray[Any, Any], kind: type, add: Add) -> list[Any]:
+    """Encodes the array of a value of a type: an array, a tensor, or a NumPy number."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
+    dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str  # bfloat16 has no other name
+    label = "number"
+    if kind is np.ndarray:
+        label = "array"
+    elif issubclass(kind, tf.Tensor):
+        label = "tensor"
+    return [label, add(content), dtype, list(array.shape)]
+
+
 def decode_value(kept: Any, get: Get) -> Any:
-    """Returns the value that `encode_value` was given."""
+    """Returns the value that `encode_value` has encoded."""
     if not isinstance(kept, list):
         return kept
     kind, content, *more = kept
     if kind in ("array", "tensor", "number"):
-        dtype, shape = more
-        array = get(content).copy().view(np.dtype(dtype)).reshape(shape)
-        return tf.constant(array) if kind == "tensor" else array if kind == "array" else array[()]
+        return decode_array(kind, get(content), *more)
     if kind == "path":
         return pathlib.Path(content)
     if kind in SEQUENCES:
-        values = [decode_value(each, get) for each in content]
+        values = [decode_value(item, get) for item in content]
         return deque(values, more[0]) if kind == "deque" else SEQUENCES[kind](values)
-    items = {decode_value(key, get): decode_value(each, get) for key, each in content}
+    items = {}
+    for key, item in content:
+        items[decode_value(key, get)] = decode_value(item, get)
     if kind == "defaultdict":
-        made: defaultdict[Any, Any] = defaultdict(FACTORIES[more[0]] if more[0] else None)
-        made.update(items)
-        return made
+        factory = FACTORIES[more[0]] if more[0] else None
+        return defaultdict(factory, items)
     return MAPPINGS[kind](items)
+
+
+def decode_array(kind: str, content: np.ndarray[Any, Any], dtype: str, shape: Sequence[int]) -> Any:
+    array = content.copy().view(np.dtype(dtype)).reshape(shape)
+    if kind == "tensor":
+        return tf.constant(array)
+    return array if kind == "array" else array[()]
 
 
 #: The start of the names of the arrays of callbacks in a checkpoint.
@@ -259,11 +308,11 @@ class CallbackModel:
         self._engine.gather_model().trainable = value
 
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
-        """Returns the weights that are evaluated and exported, as `Engine.get_weights`."""
+        """Returns the weights for evaluation and export, as `Engine.get_weights`."""
         return self._engine.get_weights()
 
     def set_weights(self, weights: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Sets the weights that are trained, evaluated and exported, as `Engine.set_weights`."""
+        """Sets the weights for training, evaluation and export, as `Engine.set_weights`."""
         self._engine.set_weights(weights)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -283,7 +332,7 @@ class Callbacks:
         epochs, steps: the length of the run in epochs, and of an epoch in steps.
 
     Raises:
-        ConfigError: if a callback changes what is trainable in `set_model`.
+        ConfigError: if a callback changes `trainable` of a layer or variable in `set_model`.
     """
 
     def __init__(self, callbacks: Sequence[Any], engine: Engine, epochs: int, steps: int) -> None:
@@ -298,11 +347,13 @@ class Callbacks:
             callback.set_model(self._watched)
             check_callback(callback, engine)
             prepare_monitor(callback, engine)
-            if change := self._change_by(callback):
+            change = self._change_by(callback)
+            if change:
                 raise ConfigError(change)
-        of_engine = (
-            {id(part) for parts in engine.variables_by_name().values() for part in parts} if callbacks else set()
-        )
+        of_engine: set[int] = set()
+        if callbacks:
+            for variables in engine.variables_by_name().values():
+                of_engine.update(map(id, variables))
         self._states = [CallbackState(callback, of_engine) for callback in self._all]
 
     def __len__(self) -> int:
@@ -319,16 +370,18 @@ class Callbacks:
         Returns:
             The numbers that the callbacks added to the logs, under our metric names.
 
-        Raises RunError if a callback changes what is trainable, which would have no effect.
+        Raises RunError if a callback changes `trainable` of a layer or variable, which would have no effect.
         """
         logs = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
         original_names = set(logs)
         self._trainable = [(part, part.trainable) for part, _ in self._trainable]  # `model.freeze` may change it
         for callback in self._all:
             getattr(callback, f"on_{hook}")(*arguments)
-            if hook != "train_end" and (change := self._change_by(callback)):
+            change = None if hook == "train_end" else self._change_by(callback)
+            if change:
                 raise RunError(change)
-        return metrics_of({name: value for name, value in logs.items() if name not in original_names})
+        added = {name: value for name, value in logs.items() if name not in original_names}
+        return to_metrics(added)
 
     def _change_by(self, callback: Any) -> str | None:
         """Returns an error text if a callback has changed `trainable` of a layer or variable, else None."""
@@ -343,15 +396,17 @@ class Callbacks:
         return None
 
     def list_doubts(self) -> list[str]:
-        """Lists what a checkpoint does not hold, as `Halve.smoother (Smoother)`."""
-        pairs = zip(self._all, self._states, strict=True)
-        unaided = [(each, state) for each, state in pairs if not hasattr(each, "get_state")]
-        return [f"{type(each).__name__}.{doubt}" for each, state in unaided for doubt in state.doubts]
+        """Lists attributes that a checkpoint does not hold, as `Halve.smoother (Smoother)`."""
+        doubts = []
+        for callback, state in zip(self._all, self._states, strict=True):
+            if not hasattr(callback, "get_state"):
+                doubts += [f"{type(callback).__name__}.{doubt}" for doubt in state.doubts]
+        return doubts
 
     def read_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
         """Returns the state of the callbacks for a checkpoint: JSON values, and arrays by name.
 
-        It is what a callback's attributes hold, and what its `get_state` returns, if it has that method.
+        The state is the attributes of each callback, and the result of its `get_state`, if it has that method.
         """
         arrays: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -359,15 +414,16 @@ class Callbacks:
             arrays[f"{ARRAYS}{len(arrays)}"] = array
             return len(arrays) - 1
 
-        kept = [
-            {"class": type(each).__qualname__, "attributes": state.read(add)}
-            | ({"own": each.get_state()} if hasattr(each, "get_state") else {})
-            for each, state in zip(self._all, self._states, strict=True)
-        ]
+        kept = []
+        for callback, state in zip(self._all, self._states, strict=True):
+            values = {"class": type(callback).__qualname__, "attributes": state.read(add)}
+            if hasattr(callback, "get_state"):
+                values["own"] = callback.get_state()
+            kept.append(values)
         return {"callbacks": kept, "stops": self._watched.stop_training}, arrays
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Gives the callbacks the state that `read_state` returned, as far as their classes are the same."""
+        """Restores the state that `read_state` returned, for callbacks whose class is the same."""
         self._watched.stop_training = host["stops"]
         for callback, state, kept in zip(self._all, self._states, host["callbacks"], strict=False):
             if kept["class"] == type(callback).__qualname__:
@@ -397,8 +453,10 @@ def check_callback(callback: Any, engine: Engine) -> None:
 
 
 def prepare_monitor(callback: Any, engine: Engine) -> None:
-    """Gives a callback of Keras's the direction of the metric that it monitors. Keras does it after the first epoch,
-    and changes the sign of `min_delta` then, which must not happen again in a resumed run.
+    """Tells a callback of Keras's whether larger values of its metric are better.
+
+    Keras does this after the first epoch, and changes the sign of `min_delta` then. That must not happen again in a
+    resumed run.
 
     Raises ConfigError if neither the config nor Keras knows whether larger values are better.
     """
@@ -439,7 +497,7 @@ def to_keras_logs(values: Mapping[str, float]) -> dict[str, float]:
     return {name.removeprefix("train/").replace("/", "_"): value for name, value in values.items()}
 
 
-def metrics_of(logs: Mapping[str, Any]) -> dict[str, float]:
+def to_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     """Renames Keras's logs to our metrics, numbers only: `val_loss` to `val/loss`, `lr` to `train/lr`."""
     metrics = {}
     for name, value in logs.items():

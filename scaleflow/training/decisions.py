@@ -60,19 +60,19 @@ class WorkerSync:
         mean, stops = self._sum(tf.constant([seconds, float(stop)])).numpy() / self._strategy.num_replicas_in_sync
         return float(mean), stops > 0
 
-    def any(self, found: bool) -> bool:
+    def any(self, value: bool) -> bool:
         """Returns whether the argument is true on any worker."""
-        return not self.all(not found)
+        return not self.all(not value)
 
     def is_same(self, text: str) -> bool:
         """Returns whether all workers gave the same text; all get the same answer."""
         return self.all(self.from_chief(lambda: text) == text)
 
-    def all(self, found: bool) -> bool:
+    def all(self, value: bool) -> bool:
         """Returns whether the argument is true on all workers."""
         if self._workers == 1:
-            return found
-        return int(self._sum(tf.constant(int(not found), tf.int64))) == 0
+            return value
+        return int(self._sum(tf.constant(int(not value), tf.int64))) == 0
 
     def from_chief(self, make: Callable[[], str]) -> str:
         """Returns the text that the chief makes, on every worker."""
@@ -89,9 +89,9 @@ class WorkerSync:
         return bytes(summed.astype(np.uint8)).decode()
 
     def gather(self, content: bytes, worker: int) -> list[bytes]:
-        """Returns what each worker gave, on worker 0, the chief; an empty list on the others.
+        """Returns the content of each worker on worker 0, the chief; an empty list on the others.
 
-        `worker` is the number of this one.
+        `worker` is the number of this worker.
         """
         if self._workers == 1:
             return [content]
@@ -109,8 +109,8 @@ class WorkerSync:
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        each = self._strategy.run(tf.identity, args=(values,))
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)
+        of_replicas = self._strategy.run(tf.identity, args=(values,))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, of_replicas, axis=None)
 
 
 def check_monitor(
@@ -170,10 +170,12 @@ class BestValue:
         if math.isnan(value):
             return False
         margin = getattr(self._options, "min_delta", 0.0)  # early stopping has one
-        gain = 0.0 if self._value is None else self._value - value if lower_is_better else value - self._value
-        if self._value is not None and not gain > margin:
-            return False
-        self._value, self._step = value, step
+        if self._value is not None:
+            gain = self._value - value if lower_is_better else value - self._value
+            if not gain > margin:
+                return False
+        self._value = value
+        self._step = step
         return True
 
     @property
@@ -190,7 +192,8 @@ class BestValue:
         now = self.state()
         before = {name: state[name] for name in ("monitor", "mode")}
         if before.items() <= now.items():
-            self._value, self._step = state["value"], state["step"]
+            self._value = state["value"]
+            self._step = state["step"]
             return None
         self._value = self._step = None
         if self._options is None or state["value"] is None:
@@ -219,17 +222,22 @@ class Patience:
         options = self._options
         if options is None or epoch <= options.start_epoch:
             return False
-        self._waited = 0 if self._record.update(values, 0) else self._waited + 1
-        value, threshold = values[options.monitor], options.threshold
-        if threshold is not None and (value <= threshold if self._record.mode == "min" else value >= threshold):
-            self.reason = f"{options.monitor}={value:g} has reached {threshold:g}"
-            return True
+        is_better = self._record.update(values, 0)
+        self._waited = 0 if is_better else self._waited + 1
+        value = values[options.monitor]
+        threshold = options.threshold
+        if threshold is not None:
+            has_reached = value <= threshold if self._record.mode == "min" else value >= threshold
+            if has_reached:
+                self.reason = f"{options.monitor}={value:g} has reached {threshold:g}"
+                return True
         times = f"{self._waited} {self._unit}{'s' if self._waited > 1 else ''}"
         self.reason = f"{options.monitor} has not improved for {times}"
         if math.isnan(value):
             self.reason = f"{options.monitor} is not a number, and has not improved for {times}"
             split = options.monitor.partition("/")[0]
-            if count := values.get(f"{split}/{NOT_FINITE}"):
+            count = values.get(f"{split}/{NOT_FINITE}")
+            if count:
                 self.reason += f": the model's outputs for {count:,.0f} examples are NaN or infinite"
         return self._waited >= options.patience
 
@@ -249,10 +257,10 @@ class PlateauRate:
     """`optimizer.schedule=plateau`: lowers the rate if a value has not improved for a number of validations.
 
     Args:
-        options: of the optimizer; its `watched` is not None.
+        options: the options of the optimizer; `watched` is not None.
 
     Attributes:
-        watched: the value.
+        watched: names the value.
         factor: the rate is this factor times the configured one.
     """
 
@@ -260,7 +268,8 @@ class PlateauRate:
         assert options.watched is not None
         self.watched = options.watched
         self.factor = 1.0
-        self._step, self._least = options.step_factor, options.final_rate
+        self._step_factor = options.step_factor
+        self._min_factor = options.final_rate
         self._patience = Patience(EarlyStopping(**vars(self.watched)), modes, "validation")
 
     def lower(self, values: Mapping[str, float], epoch: int) -> str:
@@ -268,7 +277,8 @@ class PlateauRate:
         if not self._patience.is_over(values, epoch):
             return ""
         self._patience.start_again()
-        before, self.factor = self.factor, max(self.factor * self._step, self._least)
+        before = self.factor
+        self.factor = max(before * self._step_factor, self._min_factor)
         return self._patience.reason if self.factor < before else ""
 
     def state(self) -> dict[str, Any]:

@@ -76,13 +76,13 @@ class Engine(ABC):
         strategy: its replicas share each global batch.
         model: built; returns float32.
         optimizer: not built yet; None if the training step has its own.
-        variables: the variables to update, the shards of partitioned ones; None: those of the model.
+        variables: the variables to update, or the shards of partitioned ones; None for the model's variables.
 
     Attributes:
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
-        freezing: what trains in which epoch; None if that does not change.
-        plateau: lowers the rate (`optimizer.schedule=plateau`); None if the schedule is another one.
+        freezing: the phases of `model.freeze`; None if the same variables train in all epochs.
+        plateau: lowers the rate (`optimizer.schedule=plateau`); None for other schedules.
         gradient_norm: the global norm of the gradients of the last step, summed over the replicas, before clipping and
             without the loss scale; NaN if it is not known.
     """
@@ -121,7 +121,7 @@ class Engine(ABC):
 
     @property
     def loss_scale(self) -> float | None:
-        """The dynamic loss scale; None if there is none."""
+        """The dynamic loss scale; None if the optimizer has none."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         return None if scale is None else float(np.asarray(scale.numpy()))
 
@@ -132,17 +132,20 @@ class Engine(ABC):
         if inner is None:
             return None
         rate = find_rate(inner)
-        return float(rate(max(0, int(inner.iterations.numpy()) - 1)) if callable(rate) else np.asarray(rate.numpy()))
+        if callable(rate):
+            last_update = max(0, int(inner.iterations.numpy()) - 1)
+            return float(rate(last_update))
+        return float(np.asarray(rate.numpy()))
 
     @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run."""
 
     def begin_freeze_phase(self, epoch: int, train: Feed, *others: Feed) -> bool:
-        """Makes trainable what trains in an epoch, if that changes during the run (`model.freeze` by epochs).
+        """Makes the variables of an epoch trainable, and traces these feeds again if the variables have changed.
 
         Returns:
-            Whether it has changed. Then these feeds are traced, as by `trace`.
+            Whether they have changed (`model.freeze` by epochs).
         """
         if self.freezing is None or not self.freezing.begin(epoch, int(self.optimizer.iterations.numpy())):
             return False
@@ -151,12 +154,12 @@ class Engine(ABC):
         return True
 
     def end_freeze_phase(self) -> None:
-        """Makes trainable what trains in any epoch."""
+        """Makes the variables of all epochs trainable."""
         if self.freezing is not None:
             self.freezing.end()
 
     def _train_only(self, variables: Sequence[Any]) -> None:
-        """Forgets what is traced, and trains only these variables from now on."""
+        """Trains only these variables from now on. Earlier traces are dropped."""
         raise NotImplementedError
 
     def trace(self, train: Feed, *others: Feed) -> None:
@@ -184,7 +187,7 @@ class Engine(ABC):
             return self._evaluation.predict(inputs)
 
     def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
-        """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
+        """Makes each evaluation of a feed pass the model's outputs to `keeper`. Call it before `trace`."""
         self._evaluation.keep_outputs(feed, keeper)
 
     def adjust_outputs(self, adjust: Callable[[Any], Any]) -> None:
@@ -205,8 +208,8 @@ class Engine(ABC):
         Training cannot continue after it.
         """
         self.end_freeze_phase()
-        for each in self._averages:
-            each.variable.assign(each.read_value())
+        for averaged in self._averages:
+            averaged.variable.assign(averaged.read_value())
         return self.gather_model()
 
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
@@ -224,20 +227,20 @@ class Engine(ABC):
         self._reset_averages()
 
     def _reset_averages(self) -> None:
-        for each in self._averages:
-            each.average.assign(each.variable.read_value())
+        for averaged in self._averages:
+            averaged.average.assign(averaged.variable.read_value())
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:
         """Gives the model the averaged weights within the context."""
-        weights = [each.variable.read_value() for each in self._averages]
-        for each in self._averages:
-            each.variable.assign(each.read_value())
+        weights = [averaged.variable.read_value() for averaged in self._averages]
+        for averaged in self._averages:
+            averaged.variable.assign(averaged.read_value())
         try:
             yield
         finally:
-            for each, value in zip(self._averages, weights, strict=True):
-                each.variable.assign(value)
+            for averaged, value in zip(self._averages, weights, strict=True):
+                averaged.variable.assign(value)
 
     def count_updates(self, done: int) -> int:
         """Returns the number of optimizer updates after `done` steps."""
@@ -252,7 +255,7 @@ class Engine(ABC):
         """Restores what `read_state` returned, under any strategy."""
 
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Restores what `evaluate` and `finish_model` use: the variables of the model, and averaged weights."""
+        """Restores the variables of the model and the averaged weights, for `evaluate` and `finish_model`."""
         slots = self._slots.by_name() if self._averages and self._slots else {}
         averages = {name: shards for name, shards in slots.items() if name.startswith(state.AVERAGES)}
         state.write_variables({**state.name_model_variables(self.model), **averages}, values)
@@ -266,7 +269,7 @@ class Engine(ABC):
         """
 
     def _note_state(self, graph: Any, own: Sequence[Any] = ()) -> None:
-        """Checks the state that the traced training has outside of the model; variables of the user's are kept.
+        """Checks the state that the traced training has outside of the model, and notes the user's variables.
 
         `own` lists variables of the engine that no checkpoint needs.
         """
@@ -279,7 +282,8 @@ class Engine(ABC):
     def _check_evaluation(self, graph: Any) -> None:
         """Raises ConfigError if the model uses a variable that Keras does not track."""
         known = state.name_model_variables(self._evaluated_model)
-        if unknown := list_captured(graph, known):
+        unknown = list_captured(graph, known)
+        if unknown:
             raise ConfigError(
                 f"model: it uses the variable {unknown[0].name}, which Keras does not track: the exported model would "
                 "not have it; make it in a layer: with self.add_weight(...), or as a keras.random.SeedGenerator"
@@ -297,5 +301,9 @@ class Engine(ABC):
 
     def variables_by_name(self) -> dict[str, list[Any]]:
         """Returns the variables that a checkpoint needs."""
-        captured = {f"{CAPTURED}{index}": [each] for index, each in enumerate(self._captured)}
-        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {}), **captured}
+        named = state.name_model_variables(self.model)
+        if self._slots:
+            named.update(self._slots.by_name())
+        for index, variable in enumerate(self._captured):
+            named[f"{CAPTURED}{index}"] = [variable]
+        return named

@@ -1,11 +1,11 @@
 """Compiled evaluation of a split: the loss, the metrics and the confusion matrix, every example once.
 
-Metrics are sums over examples, from which their values are computed; those of training, too.
+The values of metrics are computed from sums over examples, also in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +18,11 @@ from scaleflow.training.graph import has_convolution, repeat_in_graph
 if TYPE_CHECKING:
     from scaleflow.profiler.tracer import StepTracer
 
-#: The name of what the model adds to the loss of its outputs, among the values of training.
+#: The metric of the extra loss: the part of the loss that the model adds itself (regularizers, `add_loss`).
 EXTRA = "extra_loss"
 
-
-#: Bytes that `gather_bytes` sends at once.
-GATHERED = 1 << 22
+#: The maximum number of bytes that `gather_bytes` sends at once.
+MAX_PIECE = 1 << 22
 
 
 def gather_bytes(
@@ -34,15 +33,15 @@ def gather_bytes(
     local_replicas: int,
     is_kept: bool = True,
 ) -> list[bytes]:
-    """Returns what each of the workers gave. All of them must call it.
+    """Returns the content of each worker. All workers must call it.
 
-    All sum bytes of one worker at a time, in place of which the others have zeros, in pieces of `GATHERED`, so that
-    little memory is needed.
+    The bytes of one worker after the other are summed over all workers, who have zeros instead. Pieces of `MAX_PIECE`
+    keep the memory small.
 
     Args:
         add_up: sums a tensor over all replicas.
-        worker: the number of this one.
-        is_kept: whether this worker needs the result; if not, it is empty.
+        worker: the number of this worker.
+        is_kept: whether this worker needs the result. Otherwise it is empty.
     """
     sizes = np.zeros(workers, np.int64)
     sizes[worker] = len(content)
@@ -50,8 +49,8 @@ def gather_bytes(
     gathered: list[bytes] = []
     for owner, size in enumerate(map(int, sizes)):
         parts = []
-        for first in range(0, size, GATHERED):
-            numbers = np.zeros(min(GATHERED, size - first), np.float32)  # one byte each, so that sums are exact
+        for first in range(0, size, MAX_PIECE):
+            numbers = np.zeros(min(MAX_PIECE, size - first), np.float32)  # one byte each, so that sums are exact
             if worker == owner:
                 numbers[:] = np.frombuffer(content, np.uint8, len(numbers), first)
             summed = add_up(tf.constant(numbers)).numpy() / local_replicas
@@ -65,25 +64,29 @@ def gather_bytes(
 class MetricSums:
     """Computes sums [count, loss, *measures] over examples, the weight if there are weights, and the extra loss.
 
-    Those of evaluations also count the examples with outputs that are not finite, which are wrong answers.
+    Evaluations also count the examples with outputs that are not finite. These are wrong answers.
 
-    Callers accumulate them in float64. The extra loss is what the model adds to the loss of its outputs (regularizers,
-    `add_loss`). It is reported, and is a part of the reported loss, if the model that was traced adds any.
+    Callers accumulate the sums in float64. The extra loss is the part that the model adds to the loss of its outputs
+    (regularizers, `add_loss`). It is reported, and is a part of the reported loss, if the traced model adds any.
 
     Args:
-        evaluates: whether they are for evaluations, which have more measures.
-        takes_scores: whether the caller collects scores (`take_scores`), from which some measures are exact.
+        evaluates: whether the sums are for evaluations, which have more measures.
+        takes_scores: whether the caller collects scores (`take_scores`). Some measures are exact only with scores.
     """
 
     def __init__(self, objective: Objective, evaluates: bool = False, takes_scores: bool = False) -> None:
         self.takes_scores = takes_scores
         self._loss = objective.reported_loss or objective.loss
         self._recomputes_loss = objective.reported_loss is not None
-        self._measures = (*objective.measures, *(objective.evaluation_measures if evaluates else ()))
+        self._measures = tuple(objective.measures)
+        if evaluates:
+            self._measures += tuple(objective.evaluation_measures)
         self._is_weighted = objective.is_weighted
         self._answers = objective.answers if evaluates else None
         self._has_not_finite = False
-        self.names = ("loss", *(name for measure in self._measures for name in measure.names))
+        self.names: tuple[str, ...] = ("loss",)
+        for measure in self._measures:
+            self.names += tuple(measure.names)
         self._after_measures = 2 + sum(measure.size for measure in self._measures)
         self.size = self._after_measures + (self._answers is not None) + self._is_weighted + 1
         self._has_extra = False
@@ -91,8 +94,10 @@ class MetricSums:
         self.dtype = tf.float64 if any(measure.size > 1 for measure in self._measures) else tf.float32
 
     def take_answers(self, targets: Any, outputs: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor | None]:
-        """Returns the outputs for the loss, those for metrics, and which examples have outputs that are not finite."""
-        return (outputs, outputs, None) if self._answers is None else self._answers(targets, outputs, weights)
+        """Returns (outputs for the loss, outputs for metrics, which examples have outputs that are not finite)."""
+        if self._answers is None:
+            return outputs, outputs, None
+        return self._answers(targets, outputs, weights)
 
     def compute(
         self,
@@ -109,11 +114,11 @@ class MetricSums:
         Args:
             targets, outputs: tensors [b, ...], or dicts of them.
             loss: the minimised loss, scalar, summed over the valid examples, times their weights if there are any;
-                None if it is not known. What is reported is computed from it if it is the same.
+                None if unknown. It is reported, unless the objective reports another loss.
             mask: [b] float32, 1 for valid examples and 0 for padding.
             weights: [b] float32, the weights of the examples, 0 for padding; None: 1 for each valid example.
             extra: the extra loss times the number of valid examples of the global batch, this batch's part of it.
-            answers: what `take_answers` returned for them, if it was called before.
+            answers: the result of `take_answers` for them, if it was called before.
         """
         self._has_extra |= extra is not None
         weights = mask if weights is None else weights
@@ -134,27 +139,31 @@ class MetricSums:
         sums.append(tf.zeros([]) if extra is None else extra)
         if self.dtype == tf.float32:
             return tf.stack(sums)
-        return tf.concat([tf.reshape(tf.cast(each, self.dtype), [-1]) for each in sums], axis=0)
+        flat = [tf.reshape(tf.cast(part, self.dtype), [-1]) for part in sums]
+        return tf.concat(flat, axis=0)
 
     def take_scores(self, targets: Any, measured: Any, weights: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        """Returns the scores of a batch by the key of their measure, as `Measure.scores` does; empty if none has some.
+        """Returns the scores of a batch, by the key of their measure; empty without measures that have scores.
 
         `measured` is the second result of `take_answers`.
         """
         if not self.takes_scores:
             return {}
-        found = {}
+        scores = {}
         for key, measure in enumerate(self._measures):
             if measure.scores is not None:
-                found[str(key)] = measure.scores(targets, measured, weights)
-        return found
+                scores[str(key)] = measure.scores(targets, measured, weights)
+        return scores
 
     def make_collectors(self) -> dict[str, ScoreCollector]:
-        """Returns what collects the scores of an evaluation, by the same keys."""
+        """Makes the collectors of the scores of an evaluation, by the same keys."""
         if not self.takes_scores:
             return {}
-        made = {str(key): each.make_collector for key, each in enumerate(self._measures)}
-        return {key: make_collector() for key, make_collector in made.items() if make_collector is not None}
+        collectors = {}
+        for key, measure in enumerate(self._measures):
+            if measure.make_collector is not None:
+                collectors[str(key)] = measure.make_collector()
+        return collectors
 
     def means(
         self, sums: np.ndarray[Any, Any], expected: int, collectors: Mapping[str, ScoreCollector] | None = None
@@ -181,20 +190,22 @@ class MetricSums:
             else:
                 values.extend(measure.finish(sums[first : first + measure.size], total))
             first += measure.size
-        found = dict(zip(self.names, values, strict=True))
+        means = dict(zip(self.names, values, strict=True))
         if self._has_extra and count:
-            found[EXTRA] = float(sums[-1]) / count
+            means[EXTRA] = float(sums[-1]) / count
         if self._answers is not None:
             not_finite = float(sums[self._after_measures])
             self._has_not_finite |= not_finite > 0
-            if self._has_not_finite:  # from then on also 0, so that the last value is that of the last evaluation
-                found[NOT_FINITE] = not_finite
-        return found
+            if self._has_not_finite:  # from then on also 0, so that the last value is of the last evaluation
+                means[NOT_FINITE] = not_finite
+        return means
 
     def compute_mean_loss(self, sums: np.ndarray[Any, Any]) -> float:
-        """Returns the mean loss of the examples of sums [size]; NaN if there are none."""
+        """Returns the mean loss of the examples of sums [size]; NaN without examples."""
         total = self.total(sums)
-        return float(sums[1]) / total + float(sums[-1] / sums[0]) if total else float("nan")
+        if not total:
+            return float("nan")
+        return float(sums[1]) / total + float(sums[-1] / sums[0])
 
     def restore(self, sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns a copy of saved sums."""
@@ -215,17 +226,17 @@ class Evaluation:
         forward: maps inputs [b, ...] to outputs [b, ...], which `Objective.report` takes.
 
     Attributes:
-        overlaps: whether several batches are computed at once, which is faster. Not on a GPU or TPU, whose memory
-            they may not fit into. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`); if
-            that is known before, it saves tracing it again.
+        overlaps: whether several batches are computed at once. It is faster, but the memory of a GPU or TPU may be too
+            small. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`). A caller who knows
+            this before can set it, which saves a second trace.
         check_graph: takes the graph of each traced evaluation; it may raise.
     """
 
     def __init__(
         self, strategy: tf.distribute.Strategy, forward: Callable[[tf.Tensor], tf.Tensor], objective: Objective
     ) -> None:
-        devices = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
-        self.overlaps = not any(devices)  # each batch takes memory of the device
+        devices = tf.config.list_logical_devices("GPU") + tf.config.list_logical_devices("TPU")
+        self.overlaps = not devices  # each batch takes memory of the device
         self._strategy = strategy
         self._forward = forward
         self._report = objective.report
@@ -233,7 +244,7 @@ class Evaluation:
         takes_scores = not isinstance(strategy, tf.distribute.TPUStrategy)
         self._metric_sums = MetricSums(objective, evaluates=True, takes_scores=takes_scores)
         self._collectors: dict[str, ScoreCollector] = {}
-        self._worker = 0  # the number of this process among those of the strategy
+        self._worker = 0  # the number of this process in the strategy
         self._decide = objective.decide
         self._classes = objective.classes
         self._functions: dict[int, Any] = {}
@@ -243,13 +254,14 @@ class Evaluation:
         self._confusions: dict[int, np.ndarray[Any, Any]] = {}
 
     def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
-        """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
+        """Makes each evaluation of a feed pass the model's outputs to `keeper`. Call it before `trace`."""
         self._keepers[id(feed)] = keeper
 
     def adjust_outputs(self, adjust: Callable[[Any], Any]) -> None:
         """Makes evaluations and predictions use `adjust` of the outputs, traced. They are compiled anew."""
-        report, self._predict = self._report, None
+        report = self._report
         self._report = lambda outputs, evaluates: adjust(report(outputs, evaluates))
+        self._predict = None
         self._functions.clear()
 
     def trace(self, feed: Feed) -> None:
@@ -258,10 +270,12 @@ class Evaluation:
 
     def __call__(self, feed: Feed) -> Mapping[str, float]:
         """Computes the loss and metrics over a whole split."""
-        steps, opened = feed.batching.steps(feed.examples), feed.open(0, 0)
+        steps = feed.batching.steps(feed.examples)
+        opened = feed.open(0, 0)
         if id(feed) not in self._functions:
             self._trace(feed, opened)
-        if (keeper := self._keepers.get(id(feed))) is not None:
+        keeper = self._keepers.get(id(feed))
+        if keeper is not None:
             keeper.begin()
         self._collectors = self._metric_sums.make_collectors()
         sums, *counts = self._functions[id(feed)](opened, tf.constant(steps, tf.int64))
@@ -272,17 +286,19 @@ class Evaluation:
             self._share_scores(collector)
         means = self._metric_sums.means(totals, feed.examples, self._collectors)
         self._collectors = {}
-        if not self._metric_sums.total(sums.numpy()):
+        if not self._metric_sums.total(totals):
             raise RunError(f"the weights of all {feed.examples} examples of a split are 0: they have no mean loss")
         return means
 
     def profile(self, feed: Feed, tracer: StepTracer) -> None:
         """Evaluates a split batch by batch, repeatedly, until the tracer has no window left."""
-        steps, done = feed.batching.steps(feed.examples), 0
+        steps = feed.batching.steps(feed.examples)
+        done = 0
         one = self._compile_one(feed)
         opened: Any = None
         while tracer.steps_left(done) is not None:
-            opened = feed.open(0, 0) if done % steps == 0 else opened
+            if done % steps == 0:
+                opened = feed.open(0, 0)
             with tracer.trace_call(done + 1):
                 for tensor in one(opened, tf.constant(done % steps, tf.int64)):
                     tensor.numpy()
@@ -291,7 +307,7 @@ class Evaluation:
             tracer.report(None)
 
     def predict(self, inputs: Any) -> Any:
-        """Returns what the model returns for inputs [n, ...] in the memory of this process: arrays, or dicts of them.
+        """Returns the model's outputs for inputs [n, ...] in the memory of this process: arrays, or dicts of them.
 
         It computes on the first replica of this process, and needs no other process.
         """
@@ -299,16 +315,23 @@ class Evaluation:
 
             @tf.function(autograph=False, reduce_retracing=True)
             def compute(inputs: Any) -> Any:
-                outputs = self._strategy.run(lambda given: self._report(self._forward(given), False), args=(inputs,))
-                return tf.nest.map_structure(lambda each: self._strategy.experimental_local_results(each)[0], outputs)
+                outputs = self._strategy.run(self._compute_outputs, args=(inputs,))
+                return tf.nest.map_structure(self._take_first_result, outputs)
 
             self._predict = compute
-        return tf.nest.map_structure(lambda each: each.numpy(), self._predict(inputs))
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._predict(inputs))
+
+    def _compute_outputs(self, inputs: Any) -> Any:
+        return self._report(self._forward(inputs), False)
+
+    def _take_first_result(self, value: Any) -> tf.Tensor:
+        """Returns the value of the first replica of this process."""
+        return self._strategy.experimental_local_results(value)[0]
 
     @property
     def traces(self) -> int:
         """How often the evaluation was traced (for tests): once per feed."""
-        return sum(f.experimental_get_tracing_count() for f in self._functions.values())
+        return sum(function.experimental_get_tracing_count() for function in self._functions.values())
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Returns the confusion matrix of a split's last evaluation.
@@ -342,7 +365,7 @@ class Evaluation:
 
             start = self._strategy.run(self._zero_sums)
             carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, state=start, overlaps=self.overlaps)
-            return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
+            return self._sum_over_replicas(carried)
 
         return evaluate
 
@@ -356,14 +379,19 @@ class Evaluation:
                     fetched = feed.fetch(opened)
                 start = self._strategy.run(self._zero_sums)
                 carried, *_ = self._strategy.run(self._step, args=(feed, fetched, step, *start))
-            return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
+            return self._sum_over_replicas(carried)
 
         return one
+
+    def _sum_over_replicas(self, values: Sequence[Any]) -> tuple[tf.Tensor, ...]:
+        return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for value in values)
 
     def _zero_sums(self) -> tuple[tf.Tensor, ...]:
         """Returns a replica's loop state: the sums and, for classes, the flat confusion matrix."""
         sums = tf.zeros([self._metric_sums.size], tf.float64)
-        return (sums,) if self._classes is None else (sums, tf.zeros([self._classes**2], tf.float64))
+        if self._classes is None:
+            return (sums,)
+        return sums, tf.zeros([self._classes**2], tf.float64)
 
     def _step(
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, *counts: tf.Tensor
@@ -371,7 +399,7 @@ class Evaluation:
         """Evaluates one batch in a replica.
 
         Returns:
-            The new loop state, what the keeper gets, if there is one, and the scores of measures.
+            The new loop state, the values for the keeper, if the feed has one, and the scores of measures.
         """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
@@ -381,21 +409,24 @@ class Evaluation:
         weights = own[0] if own else mask
         answers = self._metric_sums.take_answers(targets, outputs, weights)
         _, measured, _ = answers
-        new_counts = tuple(
-            count + self._count_confusion(targets, measured, mask, dtype=count.dtype) for count in counts
-        )
+        new_counts = []
+        for count in counts:
+            new_counts.append(count + self._count_confusion(targets, measured, mask, dtype=count.dtype))
         new_sums = self._metric_sums.compute(targets, outputs, None, mask=mask, weights=weights, answers=answers)
         kept: dict[str, tf.Tensor] = {}
-        if (keeper := self._keepers.get(id(feed))) is not None:
+        keeper = self._keepers.get(id(feed))
+        if keeper is not None:
             kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}
-            kept |= {"weight": own[0]} if own else {}
+            if own:
+                kept["weight"] = own[0]
         scored = self._metric_sums.take_scores(targets, measured, weights)
         if scored:
             scored["replica"] = (tf.convert_to_tensor(replica),)
-        return (sums + tf.cast(new_sums, sums.dtype), *new_counts), kept, scored
+        state = (sums + tf.cast(new_sums, sums.dtype), *new_counts)
+        return state, kept, scored
 
     def _pass_to_keeper(self, keeper: OutputKeeper, step: tf.Tensor, kept: Mapping[str, Any]) -> None:
-        """Passes what this process's replicas keep of a batch to Python."""
+        """Passes the kept values of a batch, from this process's replicas, to Python."""
         by_name = {name: self._strategy.experimental_local_results(values) for name, values in kept.items()}
         names = list(by_name)
 
@@ -404,17 +435,16 @@ class Evaluation:
                 values = dict(zip(names, flat[first : first + len(names)], strict=True))
                 keeper.add(int(step), int(values.pop("replica")), values.pop("mask"), values=values)
 
-        flat = [values[n] for n in range(len(by_name["mask"])) for values in by_name.values()]
+        flat = []
+        for replica in range(len(by_name["mask"])):
+            flat += [values[replica] for values in by_name.values()]
         with tf.device("CPU:0"):
             tf.numpy_function(receive, [step, *flat], [])
 
     def _pass_to_collectors(self, scored: Mapping[str, tuple[Any, ...]]) -> None:
         """Passes the scores of this process's replicas to Python."""
-        local = {
-            key: [self._strategy.experimental_local_results(part) for part in parts] for key, parts in scored.items()
-        }
-        keys = [key for key in local if key != "replica"]
-        replicas = local["replica"][0]
+        keys = [key for key in scored if key != "replica"]
+        replicas = self._strategy.experimental_local_results(scored["replica"][0])
 
         def receive(first_replica: np.ndarray[Any, Any], *flat: np.ndarray[Any, Any]) -> None:
             self._worker = int(first_replica) // len(replicas)
@@ -423,7 +453,11 @@ class Evaluation:
                 for key in keys:
                     self._collectors[key].add(next(parts), next(parts), next(parts))
 
-        flat = [part[n] for n in range(len(replicas)) for key in keys for part in local[key]]
+        flat = []
+        for number, _ in enumerate(replicas):
+            for key in keys:
+                for part in scored[key]:
+                    flat.append(self._strategy.experimental_local_results(part)[number])
         with tf.device("CPU:0"):
             tf.numpy_function(receive, [replicas[0], *flat], [])
 
@@ -440,8 +474,8 @@ class Evaluation:
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        each = self._strategy.run(tf.identity, args=(values,))
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)
+        of_replicas = self._strategy.run(tf.identity, args=(values,))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, of_replicas, axis=None)
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""

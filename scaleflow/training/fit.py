@@ -99,11 +99,14 @@ class FitEngine(Engine):
                 return self.strategy.run(fitted.train_step, args=(batch,))
 
             graph = step.get_concrete_function(batches.element_spec).graph
-            self._note_state(graph, [part for each in fitted.own_variables for part in state.list_variables(each)])
+            own_variables: list[Any] = []
+            for variable in fitted.own_variables:
+                own_variables += state.list_variables(variable)
+            self._note_state(graph, own_variables)
             self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching)
 
     def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host ends the run. A resumed epoch takes a call of `fit` of its own."""
+        """Trains until the host ends the run. A resumed epoch takes a separate call of `fit`."""
         begun = host.first
         if not begun:
             self._restored = {}  # the sums of an epoch that is over
@@ -148,9 +151,11 @@ class FitEngine(Engine):
         self._restored = {}
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        starts = {} if self.freezing is None else self.freezing.read_state()
-        # What a resumed epoch has not begun with yet counts.
-        return state.read_variables({**self.variables_by_name(), **self._sums_by_name()}) | self._restored | starts
+        values = state.read_variables({**self.variables_by_name(), **self._sums_by_name()})
+        values |= self._restored  # the sums of a resumed epoch that has not begun yet
+        if self.freezing is not None:
+            values |= self.freezing.read_state()
+        return values
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._write_state(values)
@@ -179,8 +184,9 @@ class FitEngine(Engine):
 
 
 def add_mask_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Replaces the mask of each global batch, and the weights if there are some, by what Keras passes on unchanged:
-    (mask, weights, valid examples), each [b].
+    """Replaces the mask and the weights of each global batch by (mask, weights, valid examples), each [b].
+
+    Keras passes them on unchanged. Without weights, the mask is used twice.
     """
 
     def change(inputs: Any, targets: Any, mask: tf.Tensor, *own: tf.Tensor) -> Any:
@@ -215,7 +221,8 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
         The batch is added to the sums here, because the weights have changed in `compute_metrics`.
         """
         mask, weights, counts = sample_weight
-        loss, count = tf.reduce_sum(self._loss_of(y, y_pred) * weights), counts[0]
+        loss = tf.reduce_sum(self._loss_of(y, y_pred) * weights)
+        count = counts[0]
         extra = sum_own_losses(self.losses, tf.distribute.get_strategy().num_replicas_in_sync)
         extra = None if extra is None else extra * count
         self._sums.update_state(y, self._report(y_pred, False), loss, mask=mask, weights=weights, extra=extra)
@@ -231,7 +238,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     @property
     def metrics(self) -> list[Any]:
-        """What Keras resets at the start of an epoch and logs, without its own mean, which would count padding."""
+        """The metrics that Keras resets at the start of an epoch and logs. Keras's own mean would count padding."""
         return [self._sums]
 
 
@@ -279,7 +286,8 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        host, taken = self._host, self._begun + batch + 1
+        host = self._host
+        taken = self._begun + batch + 1
         with self._watched:
             means = self._engine.means(self._feed, taken, host.step - host.first)
         host.end_call(taken - host.first, means, time.perf_counter() - self._began)

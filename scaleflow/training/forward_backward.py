@@ -1,4 +1,4 @@
-"""The forward and backward pass of a whole model over a micro-batch; what trains in which epoch (`model.freeze`)."""
+"""The forward and backward pass of a whole model over a micro-batch, and the phases of `model.freeze`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def keep_rows(gradient: Gradient, variable: Any) -> Gradient:
     if not isinstance(gradient, tf.IndexedSlices) or not isinstance(gradient.values, tf.Tensor):
         return make_dense(gradient)
     count = gradient.indices.shape[0]  # None if it is known only in the step: a table in shards
-    return gradient if count is None or ROWS_PER_ID * count <= variable.shape[0] else make_dense(gradient)
+    if count is None or ROWS_PER_ID * count <= variable.shape[0]:
+        return gradient
+    return make_dense(gradient)
 
 
 def sum_rows(gradient: Gradient) -> Gradient:
@@ -47,7 +49,7 @@ class RowStore:
     """Collects the rows of one variable's gradients over the micro-batches of a loop in the graph.
 
     Args:
-        like: the gradient of a micro-batch, of which only the dtypes and static shapes are used.
+        like: the gradient of a micro-batch. Only its dtypes and static shapes are used.
         variable: the variable.
         count: the number of micro-batches.
 
@@ -57,10 +59,7 @@ class RowStore:
 
     def __init__(self, like: tf.IndexedSlices, variable: Any, count: int) -> None:
         self._shape = tuple(variable.shape)
-        self.start = tuple(
-            tf.TensorArray(part.dtype, count, element_shape=part.shape, infer_shape=False)
-            for part in (like.values, like.indices)
-        )
+        self.start = (make_array(like.values, count), make_array(like.indices, count))
 
     @staticmethod
     def add(arrays: Sequence[Any], index: tf.Tensor, gradient: tf.IndexedSlices) -> tuple[Any, Any]:
@@ -71,8 +70,13 @@ class RowStore:
 
     def finish(self, arrays: Sequence[Any]) -> tf.IndexedSlices:
         """Returns the rows of all micro-batches as one gradient."""
-        values, rows = (array.concat() for array in arrays)
-        return tf.IndexedSlices(values, rows, tf.constant(self._shape))
+        values, rows = arrays
+        return tf.IndexedSlices(values.concat(), rows.concat(), tf.constant(self._shape))
+
+
+def make_array(like: tf.Tensor, count: int) -> tf.TensorArray:
+    """Makes an array for `count` tensors with the dtype and the static shape of `like`."""
+    return tf.TensorArray(like.dtype, count, element_shape=like.shape, infer_shape=False)
 
 
 class TapeForwardBackward:
@@ -108,18 +112,23 @@ class TapeForwardBackward:
             loss, outputs = self._loss(self._model, batch, weights)
             extra = sum_own_losses(self._model.losses, parts)
             total = scale(loss if extra is None else loss + extra)
-        gradients = tape.gradient(total, [to_tf_variable(v) for v in self.variables])
-        if not self.keeps_rows:
-            return loss, extra, outputs, [make_dense(g) for g in gradients]
-        return loss, extra, outputs, [keep_rows(g, v) for g, v in zip(gradients, self.variables, strict=True)]
+        gradients = tape.gradient(total, [to_tf_variable(variable) for variable in self.variables])
+        if self.keeps_rows:
+            gradients = list(map(keep_rows, gradients, self.variables))
+        else:
+            gradients = list(map(make_dense, gradients))
+        return loss, extra, outputs, gradients
 
 
 def sum_own_losses(losses: Sequence[Any], parts: int) -> tf.Tensor | None:
     """Sums the losses that layers add (regularizers, `add_loss`), in float32, and divides by `parts`; None without any.
 
-    A half-precision layer adds a tensor of its own dtype. Like Keras, this sums tensors that are not scalars.
+    A half-precision layer adds a half-precision tensor. Like Keras, this sums tensors that are not scalars.
     """
-    return tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]) / parts if losses else None
+    if not losses:
+        return None
+    scalars = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]
+    return tf.add_n(scalars) / parts
 
 
 def make_loss_step(objective: Objective) -> LossStep:
@@ -133,7 +142,7 @@ def make_loss_step(objective: Objective) -> LossStep:
     return step
 
 
-#: The name in a checkpoint of the updates before the first one of each variable.
+#: The name of `FreezePhases._starts` in a checkpoint.
 STARTS = "training/starts"
 
 #: The start of a variable that has not begun to train.
@@ -141,17 +150,17 @@ NOT_BEGUN = -1
 
 
 class FreezePhases:
-    """The phases of one run, and which one the model is in.
+    """Makes other variables trainable in each phase of a run.
 
-    Outside of training, all that trains in any phase is trainable, as the optimizer's state is of these variables.
+    Outside of training, the variables of all phases are trainable, because the optimizer has state for each of them.
 
     Args:
         model: trainable as after `model.list_freeze_phases`.
-        phases: by their first epoch, the first of which is 0.
+        phases: ordered by their first epoch. The first phase begins in epoch 0.
 
     Attributes:
-        variables: what trains in any phase.
-        parameters: a phase's first epoch -> how many numbers train in it.
+        variables: the variables that train in any phase.
+        parameters: the number of trained parameters by the first epoch of the phase.
     """
 
     def __init__(self, model: keras.Model, phases: Sequence[FreezePhase]) -> None:
@@ -159,44 +168,51 @@ class FreezePhases:
         self.variables = list(model.trainable_variables)
         self.parameters = {phase.epoch: self._count_parameters(phase) for phase in phases}
         self._outside = [(part, part.trainable) for part, _ in phases[0].trainable]
+        # The number of updates before the first update of each variable.
         self._starts = np.full(len(self.variables), NOT_BEGUN, np.int64)
         self._places = {id(to_tf_variable(variable)): index for index, variable in enumerate(self.variables)}
         self._traced: tuple[int, ...] | None = None
 
     def count_steps(self, steps_per_epoch: int, total: int) -> list[tuple[FreezePhase, int]]:
-        """Returns each phase with the number of updates in it, of `total` in the run."""
-        starts = [min(phase.epoch * steps_per_epoch, total) for phase in self._phases]
-        ends = [*starts[1:], total]
-        return [(phase, end - start) for phase, start, end in zip(self._phases, starts, ends, strict=True)]
+        """Returns each phase with its number of updates. The run has `total` updates."""
+        counts = []
+        end = total
+        for phase in reversed(self._phases):
+            start = min(phase.epoch * steps_per_epoch, total)
+            counts.append((phase, end - start))
+            end = start
+        return counts[::-1]
 
     @property
     def largest(self) -> int:
-        """The first epoch of the phase in which the most numbers train."""
+        """The first epoch of the phase with the largest number of trained parameters."""
         return max(self.parameters, key=lambda epoch: self.parameters[epoch])
 
     def begin(self, epoch: int, updates: int) -> bool:
-        """Makes what trains in an epoch trainable. `updates` is the number of optimizer updates so far.
+        """Makes the variables of an epoch trainable. `updates` is the number of optimizer updates so far.
 
         Returns:
             Whether the training step must be traced again.
         """
-        phase = [phase for phase in self._phases if phase.epoch <= epoch][-1]
+        begun = [phase for phase in self._phases if phase.epoch <= epoch]
+        phase = begun[-1]
         set_trainable(phase.trainable)
         trained = np.array([variable.trainable for variable in self.variables])
         self._starts[trained & (self._starts == NOT_BEGUN)] = updates
-        before, self._traced = self._traced, (phase.epoch, *self._starts[trained].tolist())
+        before = self._traced
+        self._traced = (phase.epoch, *self._starts[trained].tolist())
         return before != self._traced
 
     def end(self) -> None:
-        """Makes all that trains in any phase trainable."""
+        """Makes the variables of all phases trainable."""
         set_trainable(self._outside)
 
     def find_start(self, variable: Any) -> int:
-        """Returns the number of updates before the first one of a variable."""
+        """Returns the number of updates before the first update of a variable."""
         return int(self._starts[self._places[id(to_tf_variable(variable))]])
 
     def read_state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Returns what a checkpoint needs."""
+        """Returns the state for a checkpoint."""
         return {STARTS: self._starts.copy()}
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -204,5 +220,9 @@ class FreezePhases:
         self._starts[:] = values[STARTS]
 
     def _count_parameters(self, phase: FreezePhase) -> int:
-        ids = {id(part) for part, is_trained in phase.trainable if is_trained}
-        return sum(math.prod(variable.shape) for variable in self.variables if id(variable) in ids)
+        trained_ids = {id(part) for part, is_trained in phase.trainable if is_trained}
+        count = 0
+        for variable in self.variables:
+            if id(variable) in trained_ids:
+                count += math.prod(variable.shape)
+        return count

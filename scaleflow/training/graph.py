@@ -1,5 +1,6 @@
-"""Loops in a TensorFlow graph, and the state that a traced step has besides its model and optimizer: variables, and
-TensorFlow's random numbers.
+"""Loops in a TensorFlow graph, and the state of a traced step outside of its model and optimizer.
+
+Such state is variables of the user's code, and TensorFlow's random numbers.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ def repeat_in_graph(
 
 def list_operation_types(graph: Any) -> list[str]:
     """Lists the types of the operations in the functions that a graph calls, such as the body of its loop."""
-    return [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
+    types = []
+    for function in graph.as_graph_def().library.function:
+        types += [node.op for node in function.node_def]
+    return types
 
 
 def has_convolution(graph: Any) -> bool:
-    """Returns whether the loop of a traced training call computes convolutions."""
+    """Whether the loop of a traced training call computes convolutions."""
     return any(operation.startswith(CONVOLUTIONS) for operation in list_operation_types(graph))
 
 
@@ -78,7 +82,9 @@ CAPTURED = "captured/"
 
 def check_random(graph: Any) -> None:
     """Raises ConfigError if a traced step draws random numbers from TensorFlow's own state."""
-    for operation in {*list_operation_types(graph), *(each.type for each in graph.get_operations())}:
+    types = set(list_operation_types(graph))
+    types.update(operation.type for operation in graph.get_operations())
+    for operation in types:
         if draws_random(operation):
             raise ConfigError(
                 f"the training step draws random numbers with TensorFlow ({operation}): a resumed run would draw "
@@ -89,10 +95,17 @@ def check_random(graph: Any) -> None:
 
 def list_captured(graph: Any, known: Mapping[str, Sequence[Any]]) -> list[Any]:
     """Lists the variables that a traced function uses and that are not `known`, in the order of their use."""
-    handles = {id(part.handle) for parts in known.values() for each in parts for part in list_copies(each)}
+    known_handles: set[int] = set()
+    for variables in known.values():
+        for variable in variables:
+            known_handles.update(id(copy.handle) for copy in list_copies(variable))
     by_handle = {id(variable.handle): variable for variable in graph.variables}
-    unknown = [by_handle[id(handle)] for handle, _ in graph.captures if id(handle) in by_handle.keys() - handles]
-    return list({id(each): each for each in map(find_whole, unknown)}.values())
+    unknown: dict[int, Any] = {}
+    for handle, _ in graph.captures:
+        if id(handle) in by_handle and id(handle) not in known_handles:
+            whole = find_whole(by_handle[id(handle)])
+            unknown[id(whole)] = whole
+    return list(unknown.values())
 
 
 def check_copies(variables: Iterable[Any]) -> None:
@@ -111,7 +124,7 @@ def list_copies(variable: Any) -> Iterable[Any]:
 
 
 def draw_by_replica() -> None:
-    """Makes the seed generators of Keras give each replica random numbers of its own. It can be called again.
+    """Makes the seed generators of Keras give each replica other random numbers. It can be called again.
 
     Their states are equal on all replicas, and in checkpoints. The first replica draws what one device does.
     """

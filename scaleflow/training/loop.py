@@ -1,19 +1,15 @@
 """The default engine: a compiled function that takes many training steps per call.
 
 It is traced once per feed. The position and the number of steps are tensors, so that other values do not retrace it.
-On one device it can be a single XLA program. XLA fuses the small operations of a step, and the program is started once
-for many steps. On a CPU this is about twice as fast for a small MLP.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -21,14 +17,14 @@ import tensorflow as tf
 
 from scaleflow.compat.keras import find_rate, to_tf_variable
 from scaleflow.errors import NotFinite
-from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, IndexedFeed, Objective
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, Objective
 from scaleflow.training import state
 from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.forward_backward import Gradient, RowStore, TapeForwardBackward, make_loss_step, sum_rows
 from scaleflow.training.graph import has_convolution, keep_devices, repeat_in_graph
 from scaleflow.training.metrics_log import flops_per_example
-from scaleflow.training.xla import XlaChoice, find_slow_operation, with_xla
+from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
 
@@ -106,7 +102,8 @@ class Loop(Engine):
                 return
 
     def _trace_training(self, feed: Feed) -> None:
-        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        zero = tf.constant(0, tf.int64)
+        one = tf.constant(1, tf.int64)
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
         self._note_state(graph)
         is_unrolled = bool(self._synchronized)
@@ -152,8 +149,10 @@ class Loop(Engine):
         return self._metric_sums.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        starts = {} if self.freezing is None else self.freezing.read_state()
-        return {**state.read_variables(self.variables_by_name()), state.SUMS: self._epoch.copy(), **starts}
+        values = {**state.read_variables(self.variables_by_name()), state.SUMS: self._epoch.copy()}
+        if self.freezing is not None:
+            values.update(self.freezing.read_state())
+        return values
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._write_state(values)
@@ -170,12 +169,14 @@ class Loop(Engine):
     @property
     def traces(self) -> int:
         """How often training and evaluation were traced (for tests): once per feed each."""
-        of_training: int = sum(f.experimental_get_tracing_count() for f in self._functions.values())
-        return of_training + self._evaluation.traces
+        count: int = self._evaluation.traces
+        for function in self._functions.values():
+            count += function.experimental_get_tracing_count()
+        return count
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         """Takes steps; returns the sums over their examples, and the first step with a bad loss, or `NEVER`."""
-        position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
+        position = [tf.constant(value, tf.int64) for value in (epoch, first, steps)]
         sums, bad, norm = self._function(feed)(opened, *position)
         self.gradient_norm = float(norm)
         return sums.numpy(), int(bad)
@@ -183,7 +184,7 @@ class Loop(Engine):
     # Compiled functions ----------------------------------------------------------------------
 
     def _function(self, feed: Feed) -> Any:
-        key = id(feed), self._is_alone
+        key = (id(feed), self._is_alone)
         if key not in self._functions:
             self._functions[key] = self._compile_one(feed) if self._is_alone else self._compile(feed)
         return self._functions[key]
@@ -196,8 +197,8 @@ class Loop(Engine):
             with tf.name_scope(STEP_SCOPE):
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
-                state = *self.strategy.run(self._zero_state), ()
-                arguments = feed, fetched, (epoch, step, step + 1), state
+                state = (*self.strategy.run(self._zero_state), ())
+                arguments = (feed, fetched, (epoch, step, step + 1), state)
                 return self._end_call(*self.strategy.run(self._step, args=arguments))
 
         return one
@@ -207,11 +208,13 @@ class Loop(Engine):
         @tf.function(autograph=False, reduce_retracing=True)
         def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> CallResult:
             def update(step: tf.Tensor, *state: Any) -> Any:
-                arguments = feed, feed.fetch(opened), (epoch, step, first + steps), state, feed.ahead
+                arguments = (feed, feed.fetch(opened), (epoch, step, first + steps), state, feed.ahead)
                 return self.strategy.run(self._step, args=arguments)
 
-            ahead = self.strategy.run(self._batch, args=(feed, opened, (epoch, first))) if feed.ahead else ()
-            state = *self.strategy.run(self._zero_state), ahead
+            ahead: Any = ()
+            if feed.ahead:
+                ahead = self.strategy.run(self._batch, args=(feed, opened, (epoch, first)))
+            state = (*self.strategy.run(self._zero_state), ahead)
             return self._end_call(*repeat_in_graph(update, first, steps, state=state))
 
         return call
@@ -219,8 +222,9 @@ class Loop(Engine):
     def _end_call(self, sums: Any, first_bad: Any, norm: Any, ahead: Any) -> CallResult:
         """Returns the result of a call, from the last state of the replicas."""
         total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-        first_bad, norm = (self.strategy.experimental_local_results(each)[0] for each in (first_bad, norm))
-        return total, first_bad, norm
+        own_first_bad = self.strategy.experimental_local_results(first_bad)[0]
+        own_norm = self.strategy.experimental_local_results(norm)[0]
+        return total, own_first_bad, own_norm
 
     def _zero_state(self) -> CallResult:
         """Returns a replica's initial loop state."""
@@ -235,16 +239,20 @@ class Loop(Engine):
     def _step(
         self, feed: Feed, fetched: Any, position: tuple[tf.Tensor, ...], state: LoopState, reads_ahead: bool = False
     ) -> LoopState:
-        """Takes the step at (epoch, step, end) in a replica; returns the new state, with the next batch if it reads
-        ahead.
+        """Takes the step at (epoch, step, end) in a replica; returns the new state.
 
-        The norm of the gradients is computed in the last step before the end only, so that it takes no time.
+        If it `reads_ahead`, the new state has the next batch. Only the last step before the end computes the norm of
+        the gradients, so it takes no time.
         """
-        (epoch, step, end), (sums, first_bad, _, ahead) = position, state
+        epoch, step, end = position
+        sums, first_bad, _, ahead = state
+
+        def read(*index: tf.Tensor) -> Any:
+            return ahead or self._batch(feed, fetched, (epoch, step), *index)
+
         next_batch = self._batch(feed, fetched, (epoch, step + 1)) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
         is_last = tf.equal(step + 1, end)
-        read = (lambda: ahead) if ahead else functools.partial(self._batch, feed, fetched, (epoch, step))
         step_sums, loss, norm = self._update(feed, read, weight, is_last=is_last)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), norm, next_batch
@@ -252,7 +260,7 @@ class Loop(Engine):
     def _update(self, feed: Feed, read: Callable[..., Any], weight: tf.Tensor, is_last: tf.Tensor) -> CallResult:
         """Updates the weights; returns this replica's sums, the loss of the global batch, and the gradients' norm.
 
-        `read` reads the step's micro-batch of an index, the first one without.
+        `read` takes the index of a micro-batch and reads it. Without an index it reads the first one.
         """
         if feed.batching.accumulate == 1:
             gradients, sums = self._differentiate(feed, read(), weight)
@@ -273,7 +281,8 @@ class Loop(Engine):
         for device, gradient in zip(self.passes.devices, gradients, strict=True):
             with tf.device(device):
                 values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                halves += [] if values is None else [tf.cast(tf.nn.l2_loss(values), tf.float32)]
+                if values is not None:
+                    halves.append(tf.cast(tf.nn.l2_loss(values), tf.float32))
         return tf.sqrt(2.0 * tf.add_n(halves)) / self._scale_loss(tf.ones([]))
 
     def _count_valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
@@ -295,8 +304,11 @@ class Loop(Engine):
 
         def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[Any]) -> tuple[Any, list[Any]]:
             new_gradients, new_sums = differentiate(index)
-            unused.update(i for i, new in enumerate(new_gradients) if new is None)
-            dense = [None if i in stores else new for i, new in enumerate(new_gradients)]
+            dense: list[Any] = []
+            for i, gradient in enumerate(new_gradients):
+                if gradient is None:
+                    unused.add(i)
+                dense.append(None if i in stores else gradient)
             added = self._map_on_devices(tf.add, gradients, dense)
             for i, store in stores.items():
                 added[i] = store.add(gradients[i], index, new_gradients[i])
@@ -313,22 +325,22 @@ class Loop(Engine):
         for i, store in stores.items():
             gradients[i] = store.finish(gradients[i])
         placed = self._map_on_devices(tf.identity, gradients)  # the results of a loop have no device
-        return [None if i in unused else g for i, g in enumerate(placed)], sums
+        return [None if i in unused else gradient for i, gradient in enumerate(placed)], sums
 
     def _make_row_stores(self, differentiate: Callable[[], Any], count: int) -> dict[int, RowStore]:
         """Makes a store for each gradient that comes by rows, by its index.
 
-        A loop in the graph needs them before its body is traced, so a micro-batch is traced in a graph of its own. That
-        is not possible with BatchNorm over all replicas: then these gradients are made dense.
+        A loop in the graph needs them before its body is traced, so a micro-batch is traced in another graph. That is
+        not possible with BatchNorm over all replicas: then these gradients are made dense.
         """
         if not self.passes.keeps_rows or self._synchronized:
             return {}
         gradients, _ = tf.function(differentiate, autograph=False).get_concrete_function().structured_outputs
-        return {
-            i: RowStore(gradient, variable, count)
-            for i, (gradient, variable) in enumerate(zip(gradients, self.passes.variables, strict=True))
-            if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec)
-        }
+        stores = {}
+        for i, (gradient, variable) in enumerate(zip(gradients, self.passes.variables, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec):
+                stores[i] = RowStore(gradient, variable, count)
+        return stores
 
     def _map_on_devices(
         self, operation: Callable[..., tf.Tensor], gradients: list[tf.Tensor], *more: list[tf.Tensor | None]
@@ -337,7 +349,8 @@ class Loop(Engine):
         results = []
         for device, gradient, *others in zip(self.passes.devices, gradients, *more, strict=True):
             with tf.device(device):
-                results.append(gradient if any(o is None for o in others) else operation(gradient, *others))
+                has_others = all(other is not None for other in others)
+                results.append(operation(gradient, *others) if has_others else gradient)
         return results
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
@@ -362,11 +375,11 @@ class Loop(Engine):
         """All-reduces the gradients and, in the same call, the loss."""
         if self.strategy.num_replicas_in_sync == 1:
             return gradients, loss
-        present = [g for g in gradients if g is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         with tf.name_scope(SUM_SCOPE):
             *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*present, loss])
         remaining = iter(summed)
-        return [None if g is None else next(remaining) for g in gradients], loss
+        return [None if gradient is None else next(remaining) for gradient in gradients], loss
 
     def _clip(self, gradients: list[Gradient], norm: float) -> list[Gradient]:
         """Clips to a global norm. Scaled gradients are clipped to the scaled norm, which is equivalent."""
@@ -387,93 +400,8 @@ def unroll(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list
     Each micro-batch is read after the gradients of the one before are computed, to hold only one in memory.
     """
     for number in range(count):
-        with tf.control_dependencies([sums, *(each for each in gradients if isinstance(each, tf.Tensor))]):
+        tensors = [gradient for gradient in gradients if isinstance(gradient, tf.Tensor)]
+        with tf.control_dependencies([sums, *tensors]):
             index = tf.identity(tf.constant(number, tf.int64))
         sums, gradients = add(index, sums, gradients)
     return sums, gradients
-
-
-#: Examples whose order one call of the program takes: about half a second of steps of a small model.
-CALL_EXAMPLES = 1 << 17
-
-
-class XlaLoop(Loop):
-    """The loop for the strategy `one_device` and examples on the device, as one XLA program.
-
-    XLA has no `index_shuffle`. So the indices of a call's examples are computed before the program, which takes them as
-    a tensor of a fixed size, and a call of more steps runs the program several times. Single steps for the profiler are
-    not compiled: XLA's programs have no name scopes in a profile.
-
-    What XLA cannot compile, and what it makes slower, is trained as by `Loop`; `xla` then says why.
-    """
-
-    _chosen: XlaChoice | None = None
-
-    def _compile(self, feed: Feed) -> Any:
-        if self.xla.mode != "loop":
-            return super()._compile(feed)
-        indexed = cast(IndexedFeed, feed)
-        program = with_xla(functools.partial(self._take_steps, indexed))
-        length = most_steps(feed) * feed.batching.global_size
-
-        @tf.function(autograph=False, reduce_retracing=True)
-        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> CallResult:
-            indices = indexed.list_indices(epoch, first, tf.maximum(steps, 1))  # `index_shuffle` needs one
-            padded = tf.ensure_shape(tf.pad(indices, [[0, length - tf.size(indices)]]), [length])
-            result: CallResult = self.strategy.run(program, args=(opened, padded, epoch, first, steps))
-            return result
-
-        return call
-
-    def _take_steps(
-        self, feed: IndexedFeed, arrays: Any, indices: tf.Tensor, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor
-    ) -> CallResult:
-        listed = feed.with_indices(indices, first)
-
-        def update(step: tf.Tensor, *state: Any) -> Any:
-            return self._step(listed, arrays, (epoch, step, first + steps), state=state)
-
-        sums, first_bad, norm, _ = repeat_in_graph(update, first, steps, state=(*self._zero_state(), ()))
-        return sums, first_bad, norm
-
-    def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
-        if self.xla.mode != "loop" or self._is_alone:
-            return super()._take(feed, opened, epoch, first=first, steps=steps)
-        sums, bad, last = np.zeros(self._metric_sums.size), NEVER, first + steps
-        while first < last and bad == NEVER:
-            count = min(last - first, most_steps(feed))
-            more, bad = super()._take(feed, opened, epoch, first=first, steps=count)
-            sums, first = sums + more, first + count
-        return sums, bad
-
-    def trace(self, train: Feed, *others: Feed) -> None:
-        self.xla = self._chosen = self._chosen or self.xla  # each phase of `freezing` is tried by itself
-        if self.xla.mode != "loop":
-            super().trace(train, *others)
-            return
-        zero = tf.constant(0, tf.int64)
-        position = train.open(0, 0), zero, zero, zero
-        function = self._function(train)
-        graph = function.get_concrete_function(*position).graph
-        self._note_state(graph)
-        self._evaluation.overlaps &= not has_convolution(graph)
-        slow = find_slow_operation(graph)
-        with ThreadPoolExecutor(1) as pool:  # XLA compiles while Python traces the evaluations
-            compiled = None if slow else pool.submit(function, *position)  # takes no step
-            for feed in others:
-                self._evaluation.trace(feed)
-            error = compiled.exception() if compiled else None
-        if isinstance(error, tf.errors.OpError):
-            found = re.search(r"Detected unsupported operations .*?: (\w+)", error.message)
-            slow = f"XLA cannot compile {f'the operation {found[1]}' if found else 'the training step'}"
-        elif error is not None:
-            raise error
-        if slow is not None:
-            self.xla = XlaChoice("passes" if self._has_xla_passes else "none", slow)
-            self._functions.clear()
-        self._trace_training(train)
-
-
-def most_steps(feed: Feed) -> int:
-    """Returns the most steps that one call of the program takes."""
-    return max(1, min(CALL_EXAMPLES // feed.batching.global_size, feed.batching.steps(feed.examples)))

@@ -1,8 +1,8 @@
 """Reports a session's metrics, and measures its speed, also in floating-point operations.
 
-Of the traced graph of a step, matrix multiplications and convolutions are counted, forward and backward, with a
-multiply-add as two operations. They are nearly all that a network computes, and what a device's peak refers to.
-Elementwise operations (activations, norms, the optimizer's update) and table lookups are not counted.
+The count has the matrix multiplications and convolutions in the traced graph of a step, forward and backward, with a
+multiply-add as two operations. They are nearly all of the work of a network, and a device's peak refers to them.
+Elementwise operations (activations, norms, the optimizer's update) and table lookups do not count.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ def measure_peaks() -> dict[str, float]:
 
     TensorFlow keeps no such count for CPU and TPU devices.
     """
-    host = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
-    gpus = [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]
-    device_peaks = [peak for peak in map(measure_device_peak, gpus) if peak is not None]
-    return host | ({"perf/peak_device_mb": max(device_peaks) / MIB} if device_peaks else {})
+    peaks = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
+    device_peaks = []
+    for number, _ in enumerate(tf.config.list_logical_devices("GPU")):
+        peak = measure_device_peak(f"GPU:{number}")
+        if peak is not None:
+            device_peaks.append(peak)
+    if device_peaks:
+        peaks["perf/peak_device_mb"] = max(device_peaks) / MIB
+    return peaks
 
 
 def measure_device_peak(device: str) -> int | None:
@@ -52,8 +57,12 @@ BUCKETS = 30
 
 def compute_histograms(model: keras.Model) -> Mapping[str, Mapping[str, Any]]:
     """Computes a histogram of each finite trainable variable, as JSON values, under `weights/<path>`."""
-    weights = {f"weights/{v.path}": np.asarray(v.numpy(), np.float64) for v in model.trainable_variables}
-    return {name: compute_histogram(values) for name, values in weights.items() if np.isfinite(values).all()}
+    histograms = {}
+    for variable in model.trainable_variables:
+        values = np.asarray(variable.numpy(), np.float64)
+        if np.isfinite(values).all():
+            histograms[f"weights/{variable.path}"] = compute_histogram(values)
+    return histograms
 
 
 def compute_histogram(values: np.ndarray[Any, Any]) -> Mapping[str, Any]:
@@ -113,7 +122,7 @@ class MetricsLog:
 
     @property
     def usual_ms(self) -> float | None:
-        """Mean milliseconds of an untraced step in this epoch; of an earlier epoch if this one has none yet."""
+        """Mean milliseconds of an untraced step in this epoch, or in an earlier epoch if this one has none yet."""
         return self.clock.step_ms or self._earlier_step_ms
 
     def begin_epoch(self, is_resumed: bool) -> None:
@@ -123,7 +132,7 @@ class MetricsLog:
             self.values = {}
 
     def report_first_step(self, step: int) -> None:
-        """Reports what is known after the first step of this process, once; `step` is that step."""
+        """Reports the operations and the start-up times once, after the first step of this process, `step`."""
         if self._has_started:
             return
         self._has_started = True
@@ -147,17 +156,27 @@ class MetricsLog:
             The reported values, without the speed.
         """
         engine = self._engine
-        own = {name: getattr(engine, name) for name in ("loss_scale", "learning_rate", "gradient_norm")}
-        known = {name: value for name, value in own.items() if value is not None and math.isfinite(value)}
-        values = add_prefix("train", {**means, **known, **({"rollbacks": float(rollbacks)} if rollbacks else {})})
-        self.values = values | ({**self._make_speed_metrics(), **measure_peaks()} if is_last else {})
-        compiled, self.compiles = self.compiles or None, False
+        training_values = dict(means)
+        for name in ("loss_scale", "learning_rate", "gradient_norm"):
+            value = getattr(engine, name)
+            if value is not None and math.isfinite(value):
+                training_values[name] = value
+        if rollbacks:
+            training_values["rollbacks"] = float(rollbacks)
+        values = add_prefix("train", training_values)
+        self.values = dict(values)
+        if is_last:
+            self.values |= self._make_speed_metrics()
+            self.values |= measure_peaks()
+        compiled = self.compiles or None
+        self.compiles = False
         self.emit(MetricsLogged(step, self.values, rate=self.clock.examples_per_second, compiled=compiled))
         return values
 
     def _make_speed_metrics(self) -> dict[str, float]:
         """Returns the epoch's speed metrics; `perf/mfu` is the used share of the devices' peak."""
-        speed, flops = self.clock.speed(), self._engine.flops_per_example
+        speed = self.clock.speed()
+        flops = self._engine.flops_per_example
         if speed and flops is not None and self._peak_flops is not None:
             speed["perf/mfu"] = speed["perf/examples_per_second"] * flops / self._peak_flops
         return speed
@@ -171,7 +190,7 @@ class MetricsLog:
         return values
 
     def report_histograms(self, epochs: int, step: int) -> None:
-        """Reports the histograms of the weights, if they are due after so many epochs."""
+        """Reports the histograms of the weights, if they are due after this number of epochs."""
         if self._histograms_every is not None and epochs % self._histograms_every == 0:
             self.emit(WeightHistograms(step, compute_histograms(self._engine.gather_model())))
 
@@ -257,12 +276,14 @@ def count_operations(graph: Any, rounds: tuple[int, ...]) -> int:
 def list_used_operations(graph: Any) -> list[tf.Operation]:
     """Lists the operations that the outputs need. TensorFlow prunes the others, such as the gradient of the images."""
     used: dict[str, tf.Operation] = {}
-    pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    pending = [tensor.op for tensor in graph.outputs]
+    pending += graph.control_outputs
     while pending:
         operation = pending.pop()
         if operation.name not in used:
             used[operation.name] = operation
-            pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+            pending += [tensor.op for tensor in operation.inputs]
+            pending += operation.control_inputs
     return list(used.values())
 
 
@@ -278,15 +299,19 @@ def flops_per_example(
         is_unrolled: whether the micro-batches are unrolled.
 
     Returns:
-        The operations, or None if there are none or they cannot be counted.
+        The operations, or None if the graph has none or they cannot be counted.
     """
-    inner = (batching.accumulate,) if batching.accumulate > 1 and not is_unrolled else ()
-    flops = count_flops(graph, (1, *inner) if has_loop(graph) else inner)
-    return flops / batching.share / local_replicas(strategy) if flops else None
+    rounds = [1] if has_loop(graph) else []
+    if batching.accumulate > 1 and not is_unrolled:
+        rounds.append(batching.accumulate)
+    flops = count_flops(graph, tuple(rounds))
+    if not flops:
+        return None
+    return flops / batching.share / local_replicas(strategy)
 
 
 def has_loop(graph: Any) -> bool:
-    """Returns whether a graph, or a function that it calls, has a loop."""
+    """Whether a graph, or a function that it calls, has a loop."""
     for operation in list_used_operations(graph):
         if operation.type in LOOPS:
             return True
@@ -311,10 +336,9 @@ def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]
             raise Uncountable(operation.name)
         return inside * rounds[0] if inside else 0
     if operation.type in ("If", "StatelessIf"):
-        return max(
-            count_operations(find_function(operation, graph, branch), rounds)
-            for branch in ("then_branch", "else_branch")
-        )
+        first_count = count_operations(find_function(operation, graph, "then_branch"), rounds)
+        second_count = count_operations(find_function(operation, graph, "else_branch"), rounds)
+        return max(first_count, second_count)
     if operation.type in CALLS:
         return count_operations(find_function(operation, graph, "f"), rounds)
     return 0
@@ -322,10 +346,10 @@ def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]
 
 def find_function(operation: tf.Operation, graph: Any, attribute: str) -> Any:
     """Returns the graph of the function that an operation names in an attribute."""
-    found = find_called_graph(graph, operation.get_attr(attribute).name)
-    if found is None:
+    called = find_called_graph(graph, operation.get_attr(attribute).name)
+    if called is None:
         raise Uncountable(operation.name)
-    return found
+    return called
 
 
 def read_dimensions(tensor: tf.Tensor) -> list[int]:
@@ -336,11 +360,11 @@ def read_dimensions(tensor: tf.Tensor) -> list[int]:
 
 def count_matmul(operation: tf.Operation) -> int:
     """Counts [m, k] x [k, n], either factor possibly transposed, with or without batch dimensions."""
-    is_transposed = next(
-        operation.get_attr(name) for name in ("transpose_a", "adj_x") if name in operation.node_def.attr
-    )
-    a = read_dimensions(operation.inputs[0])
-    return 2 * math.prod(read_dimensions(operation.outputs[0])) * a[-2 if is_transposed else -1]
+    attribute = "transpose_a" if "transpose_a" in operation.node_def.attr else "adj_x"
+    is_transposed = operation.get_attr(attribute)
+    dimensions = read_dimensions(operation.inputs[0])
+    summed = dimensions[-2 if is_transposed else -1]
+    return 2 * math.prod(read_dimensions(operation.outputs[0])) * summed
 
 
 def count_einsum(operation: tf.Operation) -> int:
@@ -351,7 +375,9 @@ def count_einsum(operation: tf.Operation) -> int:
         shape = read_dimensions(tensor)
         head, dots, tail = labels.partition("...")
         rest = len(shape) - len(head) - len(tail)
-        names = [*head, *(f"...{number}" for number in range(rest, 0, -1)), *tail] if dots else list(labels)
+        names = list(labels)
+        if dots:
+            names = [*head, *(f"...{number}" for number in range(rest, 0, -1)), *tail]
         for name, size in zip(names, shape, strict=True):
             sizes[name] = max(size, sizes.get(name, 1))  # the dimensions of an ellipsis are broadcast
     return (2 if len(operation.inputs) > 1 else 0) * math.prod(sizes.values())
@@ -363,11 +389,13 @@ def count_convolution(operation: tf.Operation) -> int:
     Outputs are [n, ..., out channels]. The filter is [..., in channels of a group, out channels], or, if it is
     depthwise, [height, width, in channels, multiplier], where each output depends on one input channel.
     """
-    outputs, filters = operation.outputs[0], operation.inputs[1]
+    outputs = operation.outputs[0]
+    filters = operation.inputs[1]
     if "BackpropInput" in operation.type:
         outputs = operation.inputs[2]
     elif "BackpropFilter" in operation.type:
-        outputs, filters = operation.inputs[2], operation.outputs[0]
+        outputs = operation.inputs[2]
+        filters = operation.outputs[0]
     summed_axes = read_dimensions(filters)[: -2 if "Depthwise" in operation.type else -1]
     return 2 * math.prod(read_dimensions(outputs)) * math.prod(summed_axes)
 

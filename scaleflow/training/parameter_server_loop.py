@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -11,11 +12,11 @@ import tensorflow as tf
 
 from scaleflow.interfaces import CoordinatedFeed, Feed, ForwardBackward, Objective
 from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.loop import Loop
+from scaleflow.training.loop import NEVER, Loop
 from scaleflow.training.state import list_variables
 
-#: Portions per worker that a call's steps are divided into. With several, a faster worker takes more of them.
-CALLS_A_WORKER = 4
+#: A call's steps are divided into this many portions per worker. So a faster worker can take more of them.
+PORTIONS_PER_WORKER = 4
 
 
 class ParameterServerLoop(Loop):
@@ -50,11 +51,11 @@ class ParameterServerLoop(Loop):
         count_every_update(optimizer)
         self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied")
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._portions = CALLS_A_WORKER * workers
+        self._portions = PORTIONS_PER_WORKER * workers
         self._whole = whole
 
     def _trace_training(self, feed: Feed) -> None:
-        # Workers compile what they run, so this schedules a call of 0 steps.
+        # Workers compile their own programs, so this schedules a call of 0 steps.
         self._schedule(feed, feed.open(0, 0), 0, first=0, steps=0)
         self._coordinator.join()
 
@@ -68,12 +69,15 @@ class ParameterServerLoop(Loop):
 
     def finish_model(self) -> keras.Model:
         """As `gather_model`, with the averaged weights if there are any. Training can continue after it."""
-        return self._gather({id(each.variable): each.average for each in self._averages})
+        averages = {id(averaged.variable): averaged.average for averaged in self._averages}
+        return self._gather(averages)
 
     def _gather(self, replacements: Mapping[int, Any]) -> keras.Model:
         """Copies weights from the servers. `replacements` has other variables to copy, by id(variable)."""
         for local, remote in zip(self._whole.variables, self.model.variables, strict=True):
-            shards = [replacements.get(id(shard), shard).read_value() for shard in list_variables(remote)]
+            shards = []
+            for shard in list_variables(remote):
+                shards.append(replacements.get(id(shard), shard).read_value())
             local.assign(tf.concat(shards, axis=0) if len(shards) > 1 else shards[0])
         return self._whole
 
@@ -89,18 +93,24 @@ class ParameterServerLoop(Loop):
         return {**super().variables_by_name(), "training/applied": [self._applied]}
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
-        length = max(1, -(-steps // self._portions))
-        scheduled = [
-            self._schedule(feed, opened, epoch, first=begin, steps=min(length, first + steps - begin))
-            for begin in range(first, first + steps, length)
-        ]
+        end = first + steps
+        length = max(1, math.ceil(steps / self._portions))
+        scheduled = []
+        for begin in range(first, end, length):
+            scheduled.append(self._schedule(feed, opened, epoch, first=begin, steps=min(length, end - begin)))
         self._coordinator.join()
-        results = [remote.fetch() for remote in scheduled]
-        self.gradient_norm = float(results[-1][2])
-        return sum(sums for sums, *_ in results), min(int(bad) for _, bad, _ in results)
+        total: Any = 0
+        first_bad = NEVER
+        for remote in scheduled:
+            sums, bad, norm = remote.fetch()
+            total = total + sums
+            first_bad = min(first_bad, int(bad))
+            self.gradient_norm = float(norm)
+        return total, first_bad
 
     def _schedule(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> Any:
-        position = tuple(tf.constant(value, tf.int64) for value in (epoch, first, steps))
+        """Schedules a portion of steps on a worker; returns its future result."""
+        position = [tf.constant(value, tf.int64) for value in (epoch, first, steps)]
         argument = cast(CoordinatedFeed, feed).worker_argument(opened, first, steps)
         return self._coordinator.schedule(self._function(feed), args=(argument, *position))
 
@@ -112,7 +122,10 @@ class ParameterServerLoop(Loop):
 
 def list_shards(variables: Sequence[Any]) -> list[tf.Variable]:
     """Lists the TensorFlow variables of Keras variables: the shards of partitioned ones, which tapes need."""
-    return [shard for variable in variables for shard in list_variables(variable)]
+    shards = []
+    for variable in variables:
+        shards += list_variables(variable)
+    return shards
 
 
 def count_every_update(optimizer: keras.optimizers.Optimizer) -> None:
@@ -121,6 +134,8 @@ def count_every_update(optimizer: keras.optimizers.Optimizer) -> None:
     Keras reads the counter, adds one and writes it back. If two workers do so at the same time, the learning rate
     schedule and Adam's bias correction miss an update.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for counter in {id(o): o.iterations for o in (optimizer, inner)}.values():
-        counter.assign_add = counter.value.assign_add
+    optimizers = [optimizer]
+    if hasattr(optimizer, "inner_optimizer"):
+        optimizers.append(optimizer.inner_optimizer)
+    for each in optimizers:
+        each.iterations.assign_add = each.iterations.value.assign_add

@@ -58,10 +58,12 @@ class Slots:
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], model: keras.Model) -> None:
         self._optimizer = optimizer
-        self._places = {
-            id(part): index for index, v in enumerate(model.trainable_variables) for part in list_variables(v)
-        }
-        self._constraints = {id(part): v.constraint for v in model.trainable_variables for part in list_variables(v)}
+        self._indices: dict[int, int] = {}  # of the model's variables, by id(shard)
+        self._constraints: dict[int, Any] = {}
+        for index, variable in enumerate(model.trainable_variables):
+            for shard in list_variables(variable):
+                self._indices[id(shard)] = index
+                self._constraints[id(shard)] = variable.constraint
         self._made: list[tuple[Any, str, Any]] = []
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         make = inner.add_variable_from_reference
@@ -81,24 +83,30 @@ class Slots:
         """Returns the optimizer's variables: slots under the index of the model's variable, others under their own."""
         named: dict[str, list[Any]] = {}
         for reference, name, slot in self._made:
-            named.setdefault(f"optimizer/{name}/{self._places[id(reference)]}", []).append(to_tf_variable(slot))
+            index = self._indices[id(reference)]
+            named.setdefault(f"optimizer/{name}/{index}", []).append(to_tf_variable(slot))
         slot_ids = {id(to_tf_variable(slot)) for _, _, slot in self._made}
-        others = [v for v in list_optimizer_variables(self._optimizer) if id(to_tf_variable(v)) not in slot_ids]
-        return named | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
+        count = 0
+        for variable in list_optimizer_variables(self._optimizer):
+            if id(to_tf_variable(variable)) not in slot_ids:
+                named[f"optimizer/{count}"] = list_variables(variable)
+                count += 1
+        return named
 
     def list_averages(self) -> list[WeightAverage]:
         """Lists the averages of the variables that the optimizer averages."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        ids = {id(average) for average in list_averages(inner)}
-        return [
-            WeightAverage(reference, to_tf_variable(slot), self._constraints.get(id(reference)))
-            for reference, _, slot in self._made
-            if id(slot) in ids
-        ]
+        average_ids = {id(average) for average in list_averages(inner)}
+        averages = []
+        for reference, _, slot in self._made:
+            if id(slot) in average_ids:
+                constraint = self._constraints.get(id(reference))
+                averages.append(WeightAverage(reference, to_tf_variable(slot), constraint))
+        return averages
 
 
 def list_optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Lists an optimizer's Keras variables, including those that the loss scale's optimizer hides.
+    """Lists an optimizer's Keras variables, including variables that the loss scale's optimizer hides.
 
     `LossScaleOptimizer(Nadam())` does not list Nadam's product of momentum factors: Keras does not track attributes
     that an inner optimizer sets in `build`.
@@ -106,12 +114,14 @@ def list_optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     listed = list(optimizer.variables)
     ids = {id(variable) for variable in listed}
-    attributes = [value for value in vars(inner).values() if isinstance(value, keras.Variable)]
-    return listed + [variable for variable in attributes if id(variable) not in ids]
+    for value in vars(inner).values():
+        if isinstance(value, keras.Variable) and id(value) not in ids:
+            listed.append(value)
+    return listed
 
 
 def name_model_variables(model: keras.Model) -> dict[str, list[Any]]:
-    """Names the model's variables, including those of its random generators."""
+    """Names the model's variables, including the states of its random generators."""
     return {f"model/{index}": list_variables(v) for index, v in enumerate(model.variables)}
 
 
@@ -129,19 +139,24 @@ def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) ->
     """Assigns values to all variables. Raises ConfigError if a value is missing, or has another shape."""
     for name, shards in named.items():
         value = values.get(name)
-        length = sum(shard.shape[0] for shard in shards) if len(shards) > 1 else None
-        shape = tuple(shards[0].shape) if length is None else (length, *shards[0].shape[1:])
+        is_divided = len(shards) > 1
+        shape = tuple(shards[0].shape)
+        if is_divided:
+            shape = (sum(shard.shape[0] for shard in shards), *shape[1:])
         if value is None or value.shape != shape:
             raise ConfigError(
                 f"resume: the checkpoint has {'no ' if value is None else ''}{name}"
                 + ("" if value is None else f" of shape {value.shape}, and the run needs {shape}")
                 + "; has the model's code changed since?"
             )
+        if not is_divided:
+            shards[0].assign(tf.cast(value, shards[0].dtype))
+            continue
         first = 0
         for shard in shards:
-            last = first + shard.shape[0] if length is not None else None
-            shard.assign(tf.cast(value if last is None else value[first:last], shard.dtype))
-            first = last or 0
+            last = first + shard.shape[0]
+            shard.assign(tf.cast(value[first:last], shard.dtype))
+            first = last
 
 
 def list_variables_in(value: Any) -> Iterator[tf.Variable]:
@@ -151,7 +166,8 @@ def list_variables_in(value: Any) -> Iterator[tf.Variable]:
     elif isinstance(value, tf.Variable):
         yield value
     elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
+        parts = value.values() if isinstance(value, Mapping) else value
+        for part in parts:
             yield from list_variables_in(part)
     elif hasattr(value, "variables"):
         yield from list_variables_in(list(value.variables))

@@ -1,4 +1,4 @@
-"""`hardware.xla`: what is compiled with XLA, and why."""
+"""`hardware.xla`: chooses what to compile with XLA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
 from scaleflow.training.graph import CONVOLUTIONS, list_operation_types
 
-#: Under these, replicas communicate with a call that TensorFlow allows neither in a graph loop nor in an XLA program.
+#: Replicas of these strategies communicate with a call that TensorFlow allows neither in a graph loop nor in an XLA
+#: program.
 STRATEGIES_THAT_MEET = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -39,9 +40,9 @@ def list_synchronized_layers(model: keras.Model, strategy: tf.distribute.Strateg
 
 
 def list_aggregated_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
-    """Lists the paths of the variables that a change in the forward pass would combine over the replicas.
+    """Lists the paths of variables whose changes in the forward pass would be combined over the replicas.
 
-    Those of Keras's layers are not: each replica has its own seeds, and its own statistics without `synchronized`.
+    Keras's layers have none: each replica has its own seeds, and its own statistics without `synchronized`.
     """
     if not isinstance(strategy, STRATEGIES_THAT_MEET):
         return []
@@ -74,7 +75,7 @@ class ReplicaLosses(threading.local):
         self._losses.clear()
 
 
-#: Layers whose gradients XLA computes slowly on a CPU, such as convolutions, and those with a loop over positions.
+#: Layers that are slow with XLA on a CPU: gradients of convolutions and poolings, and loops over positions.
 SLOW_LAYERS = (
     *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
     *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
@@ -85,7 +86,7 @@ SLOW_LAYERS = (
     keras.layers.RNN,
 )
 
-#: The same as types of operations, by how their names begin.
+#: The types of such operations begin with these.
 SLOW_OPERATIONS = (*CONVOLUTIONS, "MaxPool", "AvgPool")
 
 #: TensorFlow's functions that draw random numbers from a seed, each with its argument for the algorithm.
@@ -94,17 +95,17 @@ DRAWING = (
     *((tf.random, f"stateless_{name}", "alg") for name in ("normal", "truncated_normal", "uniform")),
 )
 
-#: A run whose steps x square root of parameters are fewer is not compiled: it does not save the time that compiling
-#: takes (docs/performance.md has the figures).
-LEAST_WORK = 400_000
+#: A run is compiled if steps x square root of parameters is at least this. Shorter runs do not save the time that
+#: compiling takes (docs/performance.md has the measurements).
+MIN_WORK = 400_000
 
-#: The most operations of a training step, a rough limit: XLA's time to compile grows with them.
-MOST_OPERATIONS = 4000
+#: The maximum number of operations of a training step. It is a rough limit: XLA's time to compile grows with them.
+MAX_OPERATIONS = 4000
 
 
 @dataclass(frozen=True)
 class XlaChoice:
-    """What XLA compiles.
+    """The part of training that XLA compiles.
 
     Attributes:
         mode: `loop`: many steps as one program; `passes`: the forward and backward pass of each step; `none`.
@@ -121,8 +122,7 @@ class XlaChoice:
 def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function to one XLA program per combination of input shapes.
 
-    Use it only for what a replica computes alone. XLA compiles neither the reading of data nor, on a CPU,
-    communication between replicas.
+    The function may neither read data nor, on a CPU, communicate with other replicas: XLA compiles neither.
     """
 
     def program(*arguments: Any) -> Any:
@@ -137,26 +137,29 @@ def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
 def draw_by_threefry() -> Iterator[None]:
     """Makes TensorFlow draw random numbers with the algorithm that XLA computes fast on a CPU, while it traces.
 
-    It is Threefry (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405). With the one that TensorFlow chooses
-    there, a step of a small model with dropout takes ten times as long.
+    The algorithm is Threefry (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405). With TensorFlow's choice a
+    step of a small model with dropout takes ten times as long.
     """
-    before = {(place, name): getattr(place, name) for place, name, _ in DRAWING}
+    if tf.config.list_logical_devices("GPU"):
+        yield
+        return
+    originals = [getattr(module, name) for module, name, _ in DRAWING]
     try:
-        for place, name, argument in DRAWING if not tf.config.list_logical_devices("GPU") else ():
-            setattr(place, name, functools.partial(before[place, name], **{argument: "threefry"}))
+        for (module, name, argument), original in zip(DRAWING, originals, strict=True):
+            setattr(module, name, functools.partial(original, **{argument: "threefry"}))
         yield
     finally:
-        for (place, name), function in before.items():
-            setattr(place, name, function)
+        for (module, name, _), original in zip(DRAWING, originals, strict=True):
+            setattr(module, name, original)
 
 
 def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribute.Strategy) -> None:
-    """Rejects what is known not to compile. Otherwise the error would come in the first step only.
+    """Rejects models that XLA cannot compile. Otherwise the error would come in the first step only.
 
     Raises ConfigError if the inputs are text, or if layers communicate with other replicas.
     """
-    for name, each in name_leaves(inputs).items():
-        if each.dtype == "string":
+    for name, leaf in name_leaves(inputs).items():
+        if leaf.dtype == "string":
             label = label_leaf("inputs", name)
             raise ConfigError(
                 f"hardware.xla=true: the dataset's {label} are text, which XLA cannot compile; use hardware.xla=false"
@@ -188,12 +191,14 @@ def choose_xla(
         return XlaChoice("none", f"compiling takes longer than it saves in {steps:,} steps of this model")
     if obstacle is None:
         return XlaChoice("loop", "faster on a CPU for models without convolutions, pooling or recurrent layers")
-    return XlaChoice("passes", f"hardware.xla=true; {obstacle}") if setting is True else XlaChoice("none", obstacle)
+    if setting is True:
+        return XlaChoice("passes", f"hardware.xla=true; {obstacle}")
+    return XlaChoice("none", obstacle)
 
 
 def is_short(steps: int, parameters: int) -> bool:
     """Returns whether a run saves less time than XLA takes to compile."""
-    return steps * math.sqrt(parameters) < LEAST_WORK
+    return steps * math.sqrt(parameters) < MIN_WORK
 
 
 def find_obstacle(
@@ -224,11 +229,11 @@ def find_obstacle(
 
 
 def find_slow_operation(graph: Any) -> str | None:
-    """Returns why the traced loop is better not compiled, or None."""
+    """Returns why compiling the traced loop would be slow; None if it would not."""
     operations = list_operation_types(graph)
     for operation in operations:
         if operation.startswith(SLOW_OPERATIONS):
             return f"XLA is slow with the operation {operation} on a CPU"
-    if len(operations) > MOST_OPERATIONS:
-        return f"a training step has {len(operations)} operations, and XLA compiles more than {MOST_OPERATIONS} slowly"
+    if len(operations) > MAX_OPERATIONS:
+        return f"a training step has {len(operations)} operations, and XLA compiles more than {MAX_OPERATIONS} slowly"
     return None

@@ -30,7 +30,7 @@ def measure(described: Outputs, names: list[str]) -> tuple[dict[str, float], dic
     """The values of metrics over several batches, and their directions."""
     from scaleflow.training import baseline, measure_outputs
 
-    baseline.VALUES_AT_ONCE = 500
+    baseline.MAX_VALUES_AT_ONCE = 500
     objective = make(described, ObjectiveOptions(metrics=names))
     return measure_outputs(objective, *drawn(described.kind)), dict(objective.modes)
 

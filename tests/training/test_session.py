@@ -325,7 +325,7 @@ def test_a_run_whose_epochs_change_keeps_the_steps_that_it_has_taken(isolated: C
 
 def paces() -> dict[str, list[int]]:
     """The steps of each call, a call's time being so many seconds a step."""
-    from scaleflow.training.session import StepsPerLoop
+    from scaleflow.training.calls import StepsPerLoop
 
     found = {}
     for name, setting, a_step, is_resumed in (
@@ -448,7 +448,7 @@ def test_a_step_takes_the_mean_of_its_epoch_waiting_included(
 
 
 def choose_each(cases: list[tuple[Training, int, int]]) -> list[Training]:
-    from scaleflow.training.session import choose_length_by_size
+    from scaleflow.training.length import choose_length_by_size
 
     return [choose_length_by_size(*case) for case in cases]
 

@@ -1,4 +1,4 @@
-"""Training steps from user code: their checks, and the loop for steps that apply their own optimizers."""
+"""The user's own training steps: their checks, and the loop for steps that apply their own optimizers."""
 
 from __future__ import annotations
 
@@ -41,36 +41,55 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
         The wrapped step. It raises ConfigError if the loss is not a real scalar, or the outputs have another shape. It
         casts the loss to float32, and values and their targets to the dtype of the model's outputs.
     """
-    dtypes = map_leaves(lambda each: each.dtype, outputs)
+    dtypes = map_leaves(lambda output: output.dtype, outputs)
 
     def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, Any]:
         inputs, targets = batch
-        targets = map_leaves(lambda x, dtype: tf.cast(x, dtype) if x.dtype == tf.float64 else x, targets, dtypes)
+        targets = map_leaves(cast_float64, targets, dtypes)
         returned = step(model, (inputs, targets), weights)
         if not isinstance(returned, tuple | list) or len(returned) != 2 or any(part is None for part in returned):
             raise ConfigError(f"{KEY}={name}: returned {describe_result(returned)}, expected (loss, outputs)")
-        loss, values = tf.convert_to_tensor(returned[0]), returned[1]
-        if not loss.shape.is_compatible_with([]) or not loss.dtype.is_floating:
-            raise ConfigError(
-                f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
-                "scalar: tf.reduce_sum(losses * weights)"
-            )
-        if set(name_leaves(values)) != set(name_leaves(outputs)):
-            raise ConfigError(
-                f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
-                f"{describe_keys(outputs)}"
-            )
-        values = map_leaves(tf.convert_to_tensor, values)
-        for key, each in name_leaves(outputs).items():
-            tensor, expected = values[key] if key else values, (*weights.shape, *each.shape)
-            if not tensor.shape.is_compatible_with(expected):
-                raise ConfigError(
-                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
-                    f"{each.kind} targets need {expected}"
-                )
+        loss = tf.convert_to_tensor(returned[0])
+        check_loss(loss, name)
+        values = check_outputs(returned[1], outputs, weights, name)
         return tf.cast(loss, tf.float32), map_leaves(tf.cast, values, dtypes)
 
     return call_checked
+
+
+def cast_float64(target: tf.Tensor, dtype: str) -> tf.Tensor:
+    """Casts a target to a dtype if it is float64."""
+    return tf.cast(target, dtype) if target.dtype == tf.float64 else target
+
+
+def check_loss(loss: tf.Tensor, name: str) -> None:
+    """Raises ConfigError if the loss of the step `name` is not a real scalar."""
+    if not loss.shape.is_compatible_with([]) or not loss.dtype.is_floating:
+        raise ConfigError(
+            f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
+            "scalar: tf.reduce_sum(losses * weights)"
+        )
+
+
+def check_outputs(values: Any, outputs: OutputStructure, weights: tf.Tensor, name: str) -> Any:
+    """Converts the outputs of the step `name` to tensors, in their structure.
+
+    Raises ConfigError if their keys or shapes differ from `outputs`. `weights` has the shape of the batch.
+    """
+    if set(name_leaves(values)) != set(name_leaves(outputs)):
+        raise ConfigError(
+            f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
+            f"{describe_keys(outputs)}"
+        )
+    values = map_leaves(tf.convert_to_tensor, values)
+    for key, output in name_leaves(outputs).items():
+        tensor = values[key] if key else values
+        if not tensor.shape.is_compatible_with((*weights.shape, *output.shape)):
+            raise ConfigError(
+                f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
+                f"{output.kind} targets need {(*weights.shape, *output.shape)}"
+            )
+    return values
 
 
 def describe_result(returned: Any) -> str:
@@ -111,9 +130,13 @@ class CustomUpdateLoop(Loop):
     @property
     def own_variables(self) -> list[tf.Variable]:
         """The step's variables outside the model, such as the state of its optimizers and other models."""
-        model_ids = {id(variable.value) for variable in self.model.variables}
-        by_id = {id(variable): variable for variable in list_variables_in(vars(self._own))}
-        return [variable for key, variable in by_id.items() if key not in model_ids]
+        known_ids = {id(variable.value) for variable in self.model.variables}
+        variables = []
+        for variable in list_variables_in(vars(self._own)):
+            if id(variable) not in known_ids:
+                known_ids.add(id(variable))
+                variables.append(variable)
+        return variables
 
     def variables_by_name(self) -> dict[str, list[Any]]:
         named = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
@@ -140,7 +163,7 @@ def check_methods(own: Any, name: str) -> None:
 
 
 def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
-    """Returns whether a method can be called with `count` positional arguments."""
+    """Whether a method can be called with `count` positional arguments."""
     if not callable(method):
         return False
     try:
@@ -151,7 +174,7 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
 
 
 def check_own_updates(plan: Plan, name: str, policy: str) -> None:
-    """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
+    """Rejects options that act on the loop's gradients or optimizer. A step with its own optimizers ignores them.
 
     Args:
         name: the configured `training.step._target_`.
@@ -159,7 +182,8 @@ def check_own_updates(plan: Plan, name: str, policy: str) -> None:
 
     Raises ConfigError if one of these options is set.
     """
-    options, optimizer = plan.training, plan.optimizer
+    options = plan.training
+    optimizer = plan.optimizer
     if plan.hardware.xla is True:
         raise ConfigError(
             f"hardware.xla=true with {KEY}={name}: its update applies optimizers, which XLA does not compile here; use "
