@@ -134,8 +134,8 @@ def count_every_update(optimizer: keras.optimizers.Optimizer) -> None:
     Keras reads the counter, adds one and writes it back. If two workers do so at the same time, the learning rate
     schedule and Adam's bias correction miss an update.
     """
-    optimizers = [optimizer]
+    counters = [optimizer.iterations]
     if hasattr(optimizer, "inner_optimizer"):
-        optimizers.append(optimizer.inner_optimizer)
-    for each in optimizers:
-        each.iterations.assign_add = each.iterations.value.assign_add
+        counters.append(optimizer.inner_optimizer.iterations)
+    for counter in counters:
+        counter.assign_add = counter.value.assign_add

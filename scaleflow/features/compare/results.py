@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from scaleflow.interfaces import Mode, find_direction
@@ -167,39 +168,102 @@ class Reproduction:
 def judge_runs(first: Run, second: Run) -> Reproduction:
     """Compares the points that both runs have.
 
-    Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
-    and the other has none of it, they differ, except of a baseline: the constant one is left out if the targets cannot
-    be read in time, and the fitted ones if the run is told to stop. Finished runs of different lengths differ.
+    Training reports metrics in the middle of an epoch at steps that depend on the speed, so other points are ignored. A
+    metric that only one run has is a difference. Baselines are not: the constant one is left out if the targets cannot
+    be read in time, and the fitted ones if the run is stopped. Finished runs of different lengths differ.
     """
-    curves = [{key: dict(each.points[key]) for key in each.points if not key.startswith(MEASURED)} for each in
-              (first, second)]  # fmt: skip
-    weights = "not known"
-    if first.weights and second.weights:
-        weights = "equal" if first.weights == second.weights else "differ"
-    points, is_same, different = 0, True, []
-    for name in sorted({*curves[0], *curves[1]}):
-        before, now = (curve.get(name, {}) for curve in curves)
+    first_curves = list_curves(first)
+    second_curves = list_curves(second)
+    comparison = PointComparison()
+    for name in sorted({*first_curves, *second_curves}):
+        comparison.add_metric(name, first_curves.get(name, {}), second_curves.get(name, {}))
+    if first.status == second.status == "FINISHED":
+        comparison.add_lengths(find_last_step(first_curves), find_last_step(second_curves))
+    weights = compare_weights(first, second)
+    step, text = comparison.find_first_difference()
+    is_equal = not comparison.differences
+    if comparison.differences:
+        text = f"differs from step {step} on: {text}"
+    elif not comparison.points and weights != "equal":
+        text = "not known: the runs have no metrics in common"
+        is_equal = False
+    else:
+        text = EQUAL_BITS if comparison.has_equal_bits and weights != "differ" else EQUAL_VALUES
+    metrics = len(first_curves.keys() & second_curves.keys())
+    return Reproduction(text, is_equal, step, points=comparison.points, metrics=metrics, weights=weights)
+
+
+Curve = Mapping[int, float]
+
+
+@dataclass
+class PointComparison:
+    """The comparison of the points of two runs, metric by metric.
+
+    Attributes:
+        points: the number of points that were compared.
+        has_equal_bits: whether all of them are exactly equal.
+        differences: (step, description) of each difference.
+    """
+
+    points: int = 0
+    has_equal_bits: bool = True
+    differences: list[tuple[int, str]] = field(default_factory=list)
+
+    def add_metric(self, name: str, before: Curve, now: Curve) -> None:
+        """Compares a metric at the steps that both runs have. A run without the metric has an empty curve."""
         if not before or not now:
-            if name.startswith(BASELINE):
-                continue
-            step, _ = next(iter((before or now).items()))
-            different.append((step, f"{name} is only in the {'first' if before else 'second'} run"))
+            self._add_missing(name, before, now)
+            return
         for step in before.keys() & now.keys():
-            points += 1
-            is_same = is_same and is_same_number(before[step], now[step], 0.0)
+            self.points += 1
+            if not is_same_number(before[step], now[step], 0.0):
+                self.has_equal_bits = False
             if not is_same_number(before[step], now[step], TOLERANCE):
-                different.append((step, f"{name} was {before[step]:.9g} and is {now[step]:.9g}"))
-    ends = [max((step for curve in each.values() for step in curve), default=0) for each in curves]
-    if ends[0] != ends[1] and first.status == second.status == "FINISHED":
-        different.append((min(ends) + 1, f"the first run has {ends[0]} steps, the second {ends[1]}"))
-    first_step, what = min(different, default=(None, ""))
-    text, is_equal = EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, not different
-    if different:
-        text = f"differs from step {first_step} on: {what}"
-    elif not points and weights != "equal":
-        text, is_equal = "not known: the runs have no metrics in common", False
-    metrics = len(curves[0].keys() & curves[1].keys())
-    return Reproduction(text, is_equal, first_step, points=points, metrics=metrics, weights=weights)
+                self.differences.append((step, f"{name} was {before[step]:.9g} and is {now[step]:.9g}"))
+
+    def _add_missing(self, name: str, before: Curve, now: Curve) -> None:
+        if name.startswith(BASELINE):
+            return
+        run = "first" if before else "second"
+        first_step = next(iter(before or now))
+        self.differences.append((first_step, f"{name} is only in the {run} run"))
+
+    def add_lengths(self, first: int, second: int) -> None:
+        """Compares the last steps of the runs."""
+        if first != second:
+            text = f"the first run has {first} steps, the second {second}"
+            self.differences.append((min(first, second) + 1, text))
+
+    def find_first_difference(self) -> tuple[int | None, str]:
+        """Returns the step and the description of the earliest difference; (None, "") without differences."""
+        if not self.differences:
+            return None, ""
+        return min(self.differences)
+
+
+def list_curves(run: Run) -> dict[str, Curve]:
+    """Returns the points of each metric by step. Metrics that measure the machine are left out."""
+    curves: dict[str, Curve] = {}
+    for name, points in run.points.items():
+        if not name.startswith(MEASURED):
+            curves[name] = dict(points)
+    return curves
+
+
+def find_last_step(curves: Mapping[str, Curve]) -> int:
+    """Returns the largest step of a metric; 0 without points."""
+    last = 0
+    for curve in curves.values():
+        last = max(last, max(curve, default=0))
+    return last
+
+
+def compare_weights(first: Run, second: Run) -> str:
+    """Returns `equal` or `differ`; `not known` if a run has no digest of its weights."""
+    if not first.weights or not second.weights:
+        return "not known"
+    return "equal" if first.weights == second.weights else "differ"
 
 
 def is_same_number(before: float, now: float, tolerance: float) -> bool:
