@@ -22,7 +22,7 @@ class Policy:
 #: A command for one new run.
 NEW = Policy(may_submit=True)
 
-#: A run of the Python API, of `rerun` or of a stage; a job; one that goes on; one whose `auto` a search has found.
+#: A run of the Python API, of `rerun` or of a stage; a job; one that goes on; one that a feature has completed.
 TRAIN = Policy()
 
 #: A plan that is only looked at.
