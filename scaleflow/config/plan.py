@@ -32,7 +32,7 @@ from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training
-from scaleflow.interfaces.features import import_named, list_features, list_sections, tell_problem
+from scaleflow.interfaces.features import Feature, import_named, list_features, list_sections, tell_problem
 from scaleflow.interfaces.versions import to_series
 
 #: For each: the package and the first version that can, the key, when a plan needs it, and what works instead.
@@ -266,7 +266,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     check_rules(plan)
     for feature in list_features().values():
         if feature.fill_in and feature.is_used_by(plan):
-            plan = import_named(feature.fill_in)(plan)
+            plan = fill_in_values(plan, feature)
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
@@ -282,6 +282,18 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
             f"cluster.submit={plan.cluster.submit}: works only in a command that starts one new run, not with a "
             "sweep, resume or the Python API; leave it null"
         )
+
+
+def fill_in_values(plan: Plan, feature: Feature) -> Plan:
+    """Returns a plan with values in place of a feature's placeholders. Raises ConfigError if none can be found."""
+    try:
+        filled: Plan = import_named(feature.fill_in)(plan)
+    except ConfigError:
+        raise
+    except Exception as error:  # the code of another package
+        tell_problem(feature.name, f"it cannot check the config: {type(error).__name__}: {error}")
+        return plan
+    return filled
 
 
 def check_optimizer_arguments(target: Target) -> None:

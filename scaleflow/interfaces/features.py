@@ -118,7 +118,7 @@ class Feature:
     #: What comes before a run that trains, such as other runs that find the values of placeholders, as "module:NAME" of
     #: a function. It takes the `PreparedRun`, a function that launches another run and returns its `Outcome`, and the
     #: `StopRequest` of the command. It returns the run, whose config it may change; or an `Outcome`, which ends the
-    #: command without a run. A ConfigError refuses the run. No TensorFlow.
+    #: command without a run. A ConfigError refuses the run; the run goes on after another error. No TensorFlow.
     before_run: str = ""
     #: Modules that define the kinds of its events.
     events: Sequence[str] = ()

@@ -38,7 +38,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.events import Event
-from scaleflow.interfaces.features import Feature, import_named, list_features
+from scaleflow.interfaces.features import Feature, find_placeholders, import_named, list_features, tell_problem
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -204,7 +204,7 @@ def launch_run(
     """
     features = find_features_before(run.spec)
     with contextlib.ExitStack() as resources:
-        if features:
+        if features or (run.spec.task.trains and find_placeholders(run.spec.plan.config)):
             if stop is None:
                 stop = resources.enter_context(catch_stop_signals())
             try:
@@ -282,16 +282,30 @@ def find_features_before(spec: RunSpec) -> list[Feature]:
 
 
 def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopRequest) -> PreparedRun | Outcome:
-    """Returns the run as features complete it, or the outcome of the command if one of them ends it."""
+    """Returns the run as features complete it, or the outcome of the command if one of them ends it.
+
+    Raises ConfigError if a feature refuses the run, or if a placeholder of its config is left.
+    """
 
     def launch_other(other: PreparedRun) -> Outcome:
         return launch_completed_run(other, adopts=False, stop=stop)
 
     for feature in features:
-        completed: PreparedRun | Outcome = import_named(feature.before_run)(run, launch_other, stop)
+        try:
+            completed: PreparedRun | Outcome = import_named(feature.before_run)(run, launch_other, stop)
+        except ConfigError:
+            raise
+        except Exception as error:  # the code of another package
+            tell_problem(feature.name, f"before the run: {type(error).__name__}: {error}")
+            continue
         if isinstance(completed, Outcome):
             return completed
         run = completed
+    for placeholder in find_placeholders(run.spec.plan.config):
+        raise ConfigError(
+            f"{placeholder.key}={placeholder.word}: no value was found before the run; type one, such as that of "
+            f"{name_command(placeholder.command)}"
+        )
     return run
 
 

@@ -47,6 +47,14 @@ def refuse(run: PreparedRun, launch_other: Launch, stop: StopRequest) -> Prepare
     raise ConfigError("it is refused")
 
 
+def fail(run: PreparedRun, launch_other: Launch, stop: StopRequest) -> PreparedRun:
+    raise ValueError("it has a mistake")
+
+
+def leave(run: PreparedRun, launch_other: Launch, stop: StopRequest) -> PreparedRun:
+    return run
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PreparedRun, dict[str, Any]]]:
     """The runs that were launched, each with the arguments. Each ends with the exit code 7."""
@@ -95,6 +103,32 @@ def test_a_feature_that_ends_the_command_or_refuses_it_leaves_no_folder(
     use(monkeypatch, "refuse")
     with pytest.raises(ConfigError, match="it is refused"):
         launch_run(prepare())
+    assert launched == []
+    assert not Path("run").exists()
+
+
+def test_an_error_in_a_feature_is_told_and_the_run_goes_on(
+    launched: list[tuple[PreparedRun, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, "fail", "set_epochs")
+    assert launch_run(prepare()).code == 7
+    assert [run.spec.plan.training.epochs for run, _ in launched] == [20, 7]
+    assert capsys.readouterr().err == "scaleflow: the feature fail: before the run: ValueError: it has a mistake\n"
+
+
+def test_a_placeholder_that_is_left_refuses_the_run(
+    launched: list[tuple[PreparedRun, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepare_run(compose_config(["tracking=none", "hydra.run.dir=run", "optimizer.learning_rate=auto"]))
+    create_folder(run.spec.folder)
+    use(monkeypatch, "leave")
+    with pytest.raises(ConfigError, match="=auto: no value was found before the run"):
+        launch_run(run)
+    monkeypatch.setattr(launch, "list_features", dict)
+    with pytest.raises(ConfigError, match=r"type one, such as that of .*scaleflow find lr"):
+        launch_run(run)
     assert launched == []
     assert not Path("run").exists()
 
