@@ -64,6 +64,8 @@ WORKER_GROUPS = (
 WORKER_MODULES = {
     "scaleflow.compat.keras",
     "scaleflow.compat.tensorflow",
+    *(f"scaleflow.features.augment.{name}" for name in ("changes", "draws", "feed", "image_changes")),
+    "scaleflow.features.balance.order",
     "scaleflow.features.doctor.tensorflow_probe",
     "scaleflow.features.formats.converter",
     "scaleflow.features.formats.runtimes.keras_file",

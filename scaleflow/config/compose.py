@@ -37,7 +37,12 @@ from scaleflow.config.interpolations import KeyPath, find_dependents, put_values
 from scaleflow.config.missing_values import check_missing_values
 from scaleflow.config.parse import every_key, format_value
 from scaleflow.config.synonyms import close_brackets, translate_key
-from scaleflow.config.unknown_keys import EMPTY_MAPPINGS, unknown_key_error, unknown_option_error, unknown_word_error
+from scaleflow.config.unknown_keys import (
+    list_empty_mappings,
+    unknown_key_error,
+    unknown_option_error,
+    unknown_word_error,
+)
 from scaleflow.config.words import (
     list_needed_groups,
     make_override,
@@ -219,7 +224,7 @@ def explain_mapping(error: Exception, words: Sequence[str]) -> str:
         meant = translate_key(key, mask_override(typed).partition("=")[2])
         hint = f"; type {meant.replace('training', 'sweep', 1)}" if meant.startswith("training.max_seconds=") else ""
         return f"{key}: the sweeper has no such key{hint}"
-    if key not in EMPTY_MAPPINGS:  # of a sweep, what not every option has that it names
+    if key not in list_empty_mappings():  # of a sweep, what not every option has that it names
         word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
         return f"{key}: there is no such key with each option of the sweep; type {word}"
     return f"{mask_override(typed)}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"

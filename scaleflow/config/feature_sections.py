@@ -69,3 +69,12 @@ def read_defaults(feature: Feature) -> dict[str, Any]:
             keys = content if Path(option).parent.name == feature.config_group else content.get(feature.config_group)
             values |= {key: value for key, value in (keys or {}).items() if key in own}
     return values
+
+
+def list_feature_defaults(group: str) -> dict[str, Any]:
+    """Returns the keys that features add to a config group, `GROUP.KEY`, with their defaults, for `set_values`."""
+    defaults: dict[str, Any] = {}
+    for section in list_sections().get(group, ()):
+        for name, value in vars(section()).items():
+            defaults[f"{group}.{name}"] = value
+    return defaults

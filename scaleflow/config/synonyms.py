@@ -3,6 +3,7 @@
 The tables are data. If a word that does not exist is in one of them, its refusal says what to type.
 """
 
+import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.features import list_features
 
 
 def invert(table: Mapping[str, str]) -> dict[str, str]:
@@ -49,12 +51,6 @@ KEYS = invert(
         "'dataset.split={{by: column, column: {}}}'": "splitcolumn splitcol",
         "'dataset.split={{by: time, column: {}}}'": "timecolumn timecol",
         "'dataset.delimiter=\"{}\"'": "sep separator delimiter",
-        "dataset.balance=oversample": "oversample balance balanced isunbalance classbalance",
-        "dataset.balance=undersample": "undersample",
-        "'dataset.augment={{flip: true}}'": "flip augment augmentation horizontalflip",
-        "'dataset.augment={{rotation: {}}}'": "rotation rotationrange randomrotation",
-        "'dataset.augment={{mixup: {}}}'": "mixup mixupalpha",
-        "'dataset.augment={{cutmix: {}}}'": "cutmix cutmixalpha",
         "model.units={}": "units hidden hiddensize hiddenunits hiddenlayers width layers",
         "model.dropout={}": "dropout dropoutrate",
         "model.init_from={}": "pretrained initcheckpoint weights loadfrom finetunefrom",
@@ -253,10 +249,20 @@ def translate_key(key: str, value: str) -> str:
     if leaf in ("callback", "callbacks"):
         name = simplify(value.strip("[]").rpartition(".")[2])
         return CALLBACKS.get(name, "'training.callbacks=[{_target_: keras.callbacks.NAME}]'")
-    word = KEYS.get(leaf, "").format(value.strip("[]") if "[{}]" in KEYS.get(leaf, "") else value or "VALUE")
+    meant = KEYS.get(leaf) or list_key_names().get(leaf, "")
+    word = meant.format(value.strip("[]") if "[{}]" in meant else value or "VALUE")
     group, _, option = word.partition("=")
     word = OPTIONS.get(group, {}).get(simplify(option), word)
     return "" if group == key else word
+
+
+@functools.cache
+def list_key_names() -> Mapping[str, str]:
+    """Returns what to type for the names that other tools have for keys of features, as `KEYS` does for the others."""
+    found: dict[str, str] = {}
+    for feature in list_features().values():
+        found |= invert(feature.key_names)
+    return found
 
 
 def translate_devices(value: str) -> str:

@@ -175,13 +175,6 @@ TRAINING_RULES: Sequence[Rule] = (
         "use training.steps_per_loop=1, or training.engine=loop",
     ),
     Rule(
-        "dataset.augment.rotation>0 & dataset.augment.rotation<1",
-        "it is in degrees, so images hardly turn; Keras's RandomRotation takes parts of a full turn, of which 0.1 are "
-        "36 degrees",
-        "use for example dataset.augment.rotation=15",
-        "warning",
-    ),
-    Rule(
         "profiler=trace & strategy=tpu",
         "this has not been tried on a TPU, and the trace of a TPU on the network contains only the host's part",
         "check the trace before you trust its summary",
@@ -369,32 +362,6 @@ TRAINING_RULES: Sequence[Rule] = (
         "it names no layers",
         "name the layers: model.lora.layers=[dense*]",
         keys=("model.lora.layers",),
-    ),
-    Rule(
-        "dataset.balance!=null",
-        "the shares sum to more than 1",
-        "give some classes their share of the examples: {positive: 0.3}; the others divide the rest",
-        only_if=lambda p: isinstance(p.dataset.balance, dict) and sum(p.dataset.balance.values()) > 1 + 1e-9,
-    ),
-    Rule(
-        "dataset.balance!=null & objective.class_weight!=null",
-        "rare classes would count twice",
-        "use only one of the two",
-    ),
-    Rule(
-        "dataset.balance!=null & dataset.prior_correction & training.step._target_!=null",
-        "a custom step computes its loss from outputs that are corrected already",
-        "use dataset.prior_correction=false",
-    ),
-    Rule(
-        "dataset.prior_correction=false & dataset.balance=null",
-        "examples are drawn as they are, so that there is nothing to correct",
-        "leave dataset.prior_correction out",
-    ),
-    Rule(
-        "dataset.balance!=null & debug.overfit",
-        "debug.overfit trains on the first batch only",
-        "use only one of the two",
     ),
     Rule(
         "dataset.validation!=null",

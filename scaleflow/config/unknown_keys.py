@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from scaleflow.config.synonyms import ABSENT, DEVICES, simplify, translate_key, translate_option
 from scaleflow.errors import ConfigError, find_similar
+from scaleflow.interfaces.features import list_sections
 from scaleflow.interfaces.secret_masking import mask_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-#: Keys that are null by default, and otherwise a mapping.
+#: Keys of the core that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
-    *("dataset.augment", "dataset.balance", "model.freeze", "model.lora"),
+    *("model.freeze", "model.lora"),
     *("objective.loss", "objective.loss_weights", "objective.class_weight"),
     *("optimizer.plateau", "optimizer.rate_factors", "training.early_stopping", "training.step"),
     *("promotion.at_least", "checkpoint.best", "tracking.tags"),
 )
 
 
+def list_empty_mappings() -> list[str]:
+    """Returns the keys that are null by default, and otherwise a mapping, those of features included."""
+    keys = list(EMPTY_MAPPINGS)
+    for group, sections in list_sections().items():
+        for section in sections:
+            for name, hint in get_type_hints(section).items():
+                if any(get_origin(option) is dict or dataclasses.is_dataclass(option) for option in get_args(hint)):
+                    keys.append(f"{group}.{name}")
+    return keys
+
+
 def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     """Returns the error for a key that does not exist; suggests the most similar known key."""
     known = list(known)
     parent, _, leaf = key.rpartition(".")
-    if parent in EMPTY_MAPPINGS and parent in known:
+    if parent in list_empty_mappings() and parent in known:
         return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
     return ConfigError(f"{key}: there is no such key{suggest(key, known, '; --cfg job lists all keys')}")
 
@@ -90,7 +103,7 @@ def find_absent(key: str) -> str:
 def find_similar_known(key: str, names: Sequence[str]) -> str:
     """Returns the most similar key or group; "" for a key of a mapping that is null by default."""
     parent = key.rpartition(".")[0]
-    if parent in EMPTY_MAPPINGS and parent in names:
+    if parent in list_empty_mappings() and parent in names:
         return ""
     return find_similar_key(key, names)
 

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaleflow.dataset.batches.augment import augment_feed as augment_feed
     from scaleflow.dataset.batches.blocks import check_shards as check_shards
     from scaleflow.dataset.batches.blocks import describe_shards as describe_shards
     from scaleflow.dataset.batches.feed_factory import make_feed as make_feed
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.batches.matched_source import WholeSource as WholeSource
     from scaleflow.dataset.batches.matched_source import match_source as match_source
     from scaleflow.dataset.batches.matched_source import read_targets as read_targets
-    from scaleflow.dataset.batches.orders import ClassOrder as ClassOrder
-    from scaleflow.dataset.batches.orders import count_drawn as count_drawn
-    from scaleflow.dataset.batches.orders import find_shifts as find_shifts
+    from scaleflow.dataset.batches.orders import Permutation as Permutation
     from scaleflow.dataset.batches.preprocessing import preprocess_inputs as preprocess_inputs
     from scaleflow.dataset.batches.preprocessing import sample_rows as sample_rows
     from scaleflow.dataset.batches.records import decode_records as decode_records
@@ -37,8 +34,7 @@ if TYPE_CHECKING:
 #: By module, the names that it defines.
 NAMES = {
     "own": ("make_source",),
-    "batches.augment": ("augment_feed",),
-    "batches.orders": ("ClassOrder", "count_drawn", "find_shifts"),
+    "batches.orders": ("Permutation",),
     "batches.blocks": ("check_shards", "describe_shards"),
     "batches.feed_factory": ("make_feed",),
     "batches.feeds": ("find_places",),

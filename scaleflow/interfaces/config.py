@@ -127,26 +127,6 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Augment:
-    """`dataset.augment`: random changes to the training examples. Validation and test examples stay unchanged."""
-
-    flip: bool = False
-    crop: int = field(default=0, metadata={"at_least": 0})
-    mixup: float = field(default=0.0, metadata={"at_least": 0.0})
-    resized_crop: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    color_jitter: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    erase: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    vertical_flip: bool = False
-    rotation: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 180.0})
-    zoom: float = field(default=0.0, metadata={"at_least": 0.0, "below": 1.0})
-    translation: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    contrast: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    randaugment: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 30.0})
-    cutmix: float = field(default=0.0, metadata={"at_least": 0.0})
-    word_dropout: float = field(default=0.0, metadata={"at_least": 0.0, "below": 1.0})
-
-
-@dataclass(frozen=True)
 class Split:
     """`dataset.split`: how rows are divided into splits and folds."""
 
@@ -172,11 +152,6 @@ class Dataset:
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["auto", "raise", "skip"] = "auto"
     normalise: bool = False
-    augment: Augment | None = None
-    balance: Literal["oversample", "undersample"] | dict[str, float] | None = field(
-        default=None, metadata={"above": 0.0, "at_most": 1.0}
-    )
-    prior_correction: bool = True
     check: Literal["warn", "refuse", "none"] = "warn"
 
     @property

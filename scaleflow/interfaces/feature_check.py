@@ -22,7 +22,7 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 #: The fields that are mappings, texts or functions.
-MAPPINGS = ("public_names", "command_files", "compared_models")
+MAPPINGS = ("public_names", "command_files", "compared_models", "key_names")
 TEXTS = ("conf", "group", "check", "fill_in", "before_run", "launcher", "worker", "warm_server")
 
 

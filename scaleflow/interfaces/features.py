@@ -106,6 +106,9 @@ class Feature:
     #: Sections and keys that do not change what a run computes: with other values it is the same run, and `resume` may
     #: change them.
     ignored_keys: Sequence[str] = ()
+    #: How other tools call its keys: by the words to type, with `{}` for the value, their names with spaces between
+    #: them, in lower case, without `_` and `-`.
+    key_names: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
     #: What checks in the launcher whether this machine can do what a plan asks for, as "module:NAME" of a function that
     #: takes the plan. It raises ConfigError if not. No TensorFlow.

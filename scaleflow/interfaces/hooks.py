@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scaleflow.interfaces.config import Plan
-from scaleflow.interfaces.data import Rows, Source
+from scaleflow.interfaces.data import OutputStructure, Rows, Source
 from scaleflow.interfaces.events import Emit, Event
-from scaleflow.interfaces.training import Objective, Workers
+from scaleflow.interfaces.training import Feed, Objective, Workers
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from scaleflow.dataset import Splits
+    from scaleflow.dataset import Permutation, Splits
     from scaleflow.dataset.schema import SplitSample
     from scaleflow.evaluation.analysis import Analysis
     from scaleflow.evaluation.predictions import Predictions
@@ -47,6 +47,23 @@ class ReadData:
     emit: Emit
     #: Emits an event after the first batch was read: data that cannot be read have an error of their own by then.
     emit_late: Emit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data of a run as its training reads them: after their preprocessing, and without what `debug` leaves out."""
+
+    plan: Plan
+    splits: Splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnExamples:
+    """Which training examples an epoch has, if it is not each of them once."""
+
+    order: Permutation  # finds the examples at the places of an epoch, by the seed and the number of the epoch
+    outputs: OutputStructure  # those of the model, which can correct its answers for it, as by `Outputs.logit_shift`
+    note: str  # tells the user about it. The report has it, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +153,16 @@ class WorkerHook:
 
     A process makes one object and calls its methods from top to bottom, so it can keep what it found before in
     attributes. Within a phase, a feature comes after those that it needs. An error in a hook is told in a note with the
-    name of the feature, and does not end the run.
+    name of the feature, and does not end the run. Only an error in `draw_examples` or `change_feed` ends it, before
+    `ready`: without them, another model would be trained than the config says.
     """
+
+    def explain_no_folds(self, plan: Plan) -> str:
+        """Returns why no member of an ensemble can leave out a part of the training examples; "" if it can.
+
+        Evaluations call it, too.
+        """
+        return ""
 
     def after_data(self, data: ReadData) -> Mapping[str, Any]:
         """Looks at the data, before `ready`. Returns what is kept in the run's schema of them, as JSON can hold it.
@@ -148,6 +173,27 @@ class WorkerHook:
             ConfigError: if the run is refused.
         """
         return {}
+
+    def draw_examples(self, data: TrainingData) -> DrawnExamples | None:
+        """Returns which training examples an epoch has; None: each of them once, as without the feature.
+
+        All workers call it, and return the same. Only one feature of a run can return something.
+
+        Raises:
+            ConfigError: if the run is refused.
+        """
+        return None
+
+    def change_feed(self, data: TrainingData, feed: Feed) -> Feed:
+        """Returns the feed of the training examples with other batches, or as it is.
+
+        All workers call it. A batch has to follow from the seed, the epoch and the step alone: then it is the same on
+        any number of replicas, and in a resumed run.
+
+        Raises:
+            ConfigError: if the run is refused.
+        """
+        return feed
 
     def before_test(self, split: EvaluatedSplit) -> None:
         """Sees the split whose predictions will be kept, before `ready`; not with `evaluation=none`.
@@ -166,6 +212,16 @@ class WorkerHook:
 
         Raises:
             ConfigError: if the run is refused.
+        """
+
+    def report_examples(self, data: TrainingData, feed: Feed, folder: Path, emit: Emit) -> None:
+        """Adds to what is recorded of the training examples, right after `ready`.
+
+        Only the chief calls it, and no resumed run. A trial that searches a setting calls it, too.
+
+        Args:
+            feed: of the training examples, as all features have changed it.
+            folder: of the run.
         """
 
     def at_ready(self, run: TrainedRun) -> None:

@@ -23,11 +23,10 @@ from scaleflow.interfaces import BY_SIZE, BySplit, Feed, LearnedState, Objective
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
-from scaleflow.interfaces.hooks import EvaluatedSplit, WorkerHook
+from scaleflow.interfaces.hooks import EvaluatedSplit, TrainingData, WorkerHook
 from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.answer_rules import AnswerRules
-from scaleflow.worker.balance import balance_classes
 from scaleflow.worker.data import (
     PreparedData,
     apply_debug_subset,
@@ -47,7 +46,7 @@ from scaleflow.worker.engine import (
     make_model_maker,
 )
 from scaleflow.worker.failures import explain_out_of_memory, is_out_of_memory
-from scaleflow.worker.hooks import call_before_test
+from scaleflow.worker.hooks import call_before_test, draw_examples
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, compute_peak, is_chief
@@ -252,9 +251,10 @@ class EngineBuilder:
         check_batch_size(plan.training, batching, len(examples))
         dataset.check_shards(plan.dataset, plan.training, examples, global_size=batching.global_size)
         self.splits = apply_debug_subset(data.splits, plan, data.runtime)
-        self.balance = balance_classes(plan, self.splits)
-        order = None if self.balance is None else self.balance.order
-        self.feeds = make_feeds(self.splits, data.runtime, plan, order=order)
+        self.training_data = TrainingData(plan=plan, splits=self.splits)
+        self.drawing, self.drawn = draw_examples(data.hooks, self.training_data)
+        order = None if self.drawn is None else self.drawn.order
+        self.feeds = make_feeds(self.training_data, data.runtime, data.hooks, order)
         self.length = training.compute_length(plan.training, self.feeds.train)
 
     def build(self) -> None:
@@ -265,7 +265,7 @@ class EngineBuilder:
         self.emit(PhaseBegan("building the model"))
         reading = getattr(data.source, "reading", None) or {}
         model.check_preset_words(self.plan.model.target, data.source.inputs, reading)
-        outputs = data.source.outputs if self.balance is None else self.balance.outputs
+        outputs = data.source.outputs if self.drawn is None else self.drawn.outputs
         goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
         self.goal = goal = objective.refuse_probabilities(goal, splits.outputs)
         validates = self.feeds.validation is not None
@@ -296,7 +296,8 @@ class EngineBuilder:
 
         plan, engine, runtime = self.plan, self.engine, self.data.runtime
         doubts = find_weight_doubts(plan, engine.model, self.length, runtime.batching, freezing=engine.freezing)
-        doubts |= {} if self.balance is None else {"balance": self.balance.text}
+        if self.drawn is not None:
+            doubts[self.drawing] = self.drawn.note
         for note in filter(None, (*self.division_notes, *self._find_warnings(), *doubts.values())):
             self.emit(Note(note))
         facts = self._collect_facts(doubts)

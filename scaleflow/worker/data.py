@@ -37,16 +37,16 @@ from scaleflow.interfaces import (
     Workers,
 )
 from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
-from scaleflow.interfaces.hooks import ReadData, WorkerHook
+from scaleflow.interfaces.hooks import ReadData, TrainingData, WorkerHook
 from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
-from scaleflow.worker.hooks import call_after_data, load_hooks, looks_at_data
+from scaleflow.worker.hooks import call_after_data, change_feed, explain_no_folds, load_hooks, looks_at_data
 from scaleflow.worker.metadata import RunMetadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, setup_runtime
 
 if TYPE_CHECKING:
-    from scaleflow.dataset import ClassOrder, Splits
+    from scaleflow.dataset import Permutation, Splits
     from scaleflow.dataset.schema import SplitSample
 
 
@@ -163,7 +163,15 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     sizes = {} if earlier is None else earlier.state.sizes
     folds = find_folds(plan, sizes)
     splits = dataset.prepare_splits(
-        source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, earlier=earlier, look=look, folds=folds
+        source,
+        plan.dataset,
+        plan.seed,
+        workers=runtime.worker_sync,
+        emit=emit,
+        earlier=earlier,
+        look=look,
+        folds=folds,
+        no_folds=explain_no_folds(hooks, plan),
     )
     assert splits.learned is not None
     changes = find_changes(plan, splits.learned, emit)
@@ -212,12 +220,16 @@ def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
     return splits
 
 
-def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder | None = None) -> BySplit[Feed]:
-    """Makes the feeds: training shuffled by the seed, or in an order of its own; validation and test in order and
-    without micro-batches.
+def make_feeds(
+    data: TrainingData, runtime: Runtime, hooks: Mapping[str, WorkerHook], order: Permutation | None = None
+) -> BySplit[Feed]:
+    """Makes the feeds: training shuffled by the seed, or in an order of its own, and as features change it; validation
+    and test in order and without micro-batches.
     """
     from scaleflow import dataset
 
+    plan = data.plan
+    splits = data.splits
     batching = runtime.read_batching(runtime.batching)
     evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
     device_bytes = gpu_memory_bytes(runtime.devices.kind, plan.hardware)
@@ -233,7 +245,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
-    drawn: Any = read(
+    train: Any = read(
         splits.train,
         batching,
         runtime.strategy,
@@ -241,8 +253,9 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
         buffer=plan.dataset.shuffle,
         steps_per_epoch=plan.training.steps_per_epoch,
     )
-    train = drawn if order is None else drawn.reorder(seed, order)
-    train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, inputs=splits.inputs, outputs=splits.outputs)
+    if order is not None:
+        train = train.reorder(seed, order)
+    train = change_feed(hooks, data, train)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)
     return BySplit(train, validation, test)

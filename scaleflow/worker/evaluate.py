@@ -48,6 +48,7 @@ from scaleflow.worker.hooks import (
     call_after_test,
     call_before_test,
     call_finish_test,
+    explain_no_folds,
     load_hooks,
 )
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
@@ -108,7 +109,11 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = read_record(task)
     rule = plan.dataset.split
-    plan, source, splits, is_whole = open_evaluation_splits(plan, task, earlier, runtime=runtime, emit=emit)
+    hooks = load_hooks(plan, emit)
+    no_folds = explain_no_folds(hooks, plan)
+    plan, source, splits, is_whole = open_evaluation_splits(
+        plan, task, earlier, runtime=runtime, no_folds=no_folds, emit=emit
+    )
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), task.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
@@ -125,7 +130,6 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
         emit=emit,
         emit_late=emit,
     )
-    hooks = load_hooks(plan, emit)
     call_after_data(hooks, evaluated)
     emit(PhaseBegan("loading the model"))
     model = open_model(plan, task, source, runtime=runtime)
@@ -182,16 +186,26 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
 
 
 def open_evaluation_splits(
-    plan: Plan, task: EvaluateModel, earlier: EarlierState, runtime: Runtime, emit: Emit
+    plan: Plan, task: EvaluateModel, earlier: EarlierState, runtime: Runtime, no_folds: str, emit: Emit
 ) -> tuple[Plan, Source, Splits, bool]:
-    """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated."""
+    """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated.
+
+    `no_folds` is why no member of the model has left out a fold.
+    """
     from scaleflow import dataset
 
     with hint_at_counting(task):
         plan, source, is_whole = open_data(plan, task, earlier)
         folds = find_folds(plan, earlier.state.sizes)
         splits = dataset.prepare_splits(
-            source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False, folds=folds
+            source,
+            plan.dataset,
+            plan.seed,
+            workers=runtime.worker_sync,
+            emit=emit,
+            preprocesses=False,
+            folds=folds,
+            no_folds=no_folds,
         )
         return plan, source, splits, is_whole
 

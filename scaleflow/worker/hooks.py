@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Feed, Plan
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.features import import_named, list_features
-from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, ReadData, TrainedRun, WorkerHook
+from scaleflow.interfaces.hooks import (
+    DrawnExamples,
+    EvaluatedSplit,
+    KeptPredictions,
+    ReadData,
+    TrainedRun,
+    TrainingData,
+    WorkerHook,
+)
 from scaleflow.worker.failures import guard, is_loss_of_peer
 
 
@@ -41,6 +49,15 @@ def refuses_run(error: Exception) -> bool:
     return isinstance(error, ConfigError) or is_loss_of_peer(error)
 
 
+def explain_no_folds(hooks: Mapping[str, WorkerHook], plan: Plan) -> str:
+    """Returns why no member of an ensemble can leave out a part of the training examples; "" if it can."""
+    for hook in hooks.values():
+        reason = hook.explain_no_folds(plan)
+        if reason:
+            return reason
+    return ""
+
+
 def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str, Any]:
     """Returns what all hooks keep in the schema of the data. Raises ConfigError if one refuses the run."""
     kept: dict[str, Any] = {}
@@ -48,6 +65,33 @@ def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str
         with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), refuses_run):
             kept |= hook.after_data(data)
     return kept
+
+
+def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[str, DrawnExamples | None]:
+    """Returns which training examples an epoch has, and the feature that says so; None if no feature does.
+
+    Raises ConfigError if one refuses the run, or if two features say it.
+    """
+    drawing = ""
+    drawn: DrawnExamples | None = None
+    for name, hook in hooks.items():
+        found = hook.draw_examples(data)
+        if found is None:
+            continue
+        if drawn is not None:
+            raise ConfigError(
+                f"the features {drawing} and {name} both say which examples an epoch has; use only one of the two"
+            )
+        drawing = name
+        drawn = found
+    return drawing, drawn
+
+
+def change_feed(hooks: Mapping[str, WorkerHook], data: TrainingData, feed: Feed) -> Feed:
+    """Returns the feed of the training examples as all hooks change it. Raises ConfigError if one refuses the run."""
+    for hook in hooks.values():
+        feed = hook.change_feed(data, feed)
+    return feed
 
 
 def call_before_test(hooks: Mapping[str, WorkerHook], split: EvaluatedSplit, emit: Emit) -> None:
@@ -69,6 +113,15 @@ def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: C
     for name, hook in hooks.items():
         with guard_extra(f"the feature {name}", lambda text: run.emit(Note(text)), must_end):
             hook.after_build(run, export)
+
+
+def call_report_examples(
+    hooks: Mapping[str, WorkerHook], data: TrainingData, feed: Feed, folder: Path, emit: Emit
+) -> None:
+    """Lets all hooks add to what is recorded of the training examples."""
+    for name, hook in hooks.items():
+        with guard(f"the feature {name}", emit):
+            hook.report_examples(data, feed, folder, emit)
 
 
 def call_at_ready(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:

@@ -1,4 +1,4 @@
-"""Reports `ready`, and what is known of a run by then: its params, its data, and some augmented examples."""
+"""Reports `ready`, and what is known of a run by then: its params and its data. Features see its examples."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Mapping
 
 from scaleflow.config.parse import flatten_config
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.events import ArtifactWritten, Emit, Note, RunReady, TagsSet
+from scaleflow.interfaces.events import Note, RunReady, TagsSet
+from scaleflow.interfaces.hooks import TrainingData
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunSpec, WorkerProcess
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import make_length_tags
-from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.build import TrainingSetup
 from scaleflow.worker.failures import guard
+from scaleflow.worker.hooks import call_report_examples
 from scaleflow.worker.metadata import explain_other_data, report_metadata, write_data_files
 
 
@@ -52,7 +53,8 @@ def report_ready(
             write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
         if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
             emit(Note(f"rerun: the data is not that of the first run: {changes}"))
-        report_augmented(spec, setup, emit)
+        data = TrainingData(plan=setup.plan, splits=setup.splits)
+        call_report_examples(setup.hooks, data, setup.feeds.train, spec.folder, emit)
 
 
 def list_params(plan: Plan, setup: TrainingSetup) -> dict[str, str]:
@@ -68,11 +70,3 @@ def list_params(plan: Plan, setup: TrainingSetup) -> dict[str, str]:
 def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
     """Returns whether this process reports the data of a run, and has not done so before."""
     return setup.facts.metadata is not None and spec.records and not spec.is_resumed
-
-
-def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
-    """Logs some augmented examples, to look at. A fault there does not end the run."""
-    with guard("the sheet of augmented examples", emit):
-        words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
-        for path in write_sheet(setup.feeds.train, setup.splits, words, folder=spec.files.plots):
-            emit(ArtifactWritten(str(path), spec.files.plots.name))

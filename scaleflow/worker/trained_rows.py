@@ -42,7 +42,7 @@ def write_seen(
     column = plan.evaluation.id if plan.evaluation.id == trained.evaluation.id else None
     try:
         source = open_source(trained, earlier)
-        options = replace(trained.dataset, shards=1, augment=None)
+        options = replace(trained.dataset, shards=1)
         splits = dataset.prepare_splits(source, options, trained.seed, workers=workers, emit=emit, preprocesses=False)
         raw = splits.raw["train"]
         names = [] if column else find_common_inputs(examples, raw)

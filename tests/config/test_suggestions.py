@@ -18,8 +18,10 @@ from omegaconf import OmegaConf
 import scaleflow
 from scaleflow.commands.table import list_commands, list_other_names
 from scaleflow.config.compose import compose_config, every_key
+from scaleflow.config.feature_sections import parse_feature_sections
+from scaleflow.config.parse import list_feature_keys
 from scaleflow.config.plan import parse_plan, parse_sections
-from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS
+from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, list_key_names
 from scaleflow.config.words import OPTIONAL_GROUPS, list_needed_groups
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -103,6 +105,7 @@ def explain_wrong(key: str, value: str, options: dict[str, dict[str, Any]], base
         return "" if f"{group}={value}" in options or value.isupper() else "there is no such option"
     known = {each for option, config in options.items() if option.startswith(f"{group}=") for each in every_key(config)}
     fields = set(vars(getattr(base, group))) if hasattr(base, group) else set()
+    fields |= list_feature_keys(group)
     if name not in known and name.partition(".")[0] not in fields:
         return "there is no such key"
     if value.isupper():
@@ -113,10 +116,15 @@ def explain_wrong(key: str, value: str, options: dict[str, dict[str, Any]], base
 def explain_refusal(group: str, name: str, value: object, base: Plan) -> str:
     """Returns why a group does not take the value of a key; "" if it does, or if another option has the key."""
     is_field = hasattr(base, group) and name in vars(getattr(base, group)) and name != "name"
-    if not is_field or group in ("cluster", "tracking"):
+    is_of_feature = name in list_feature_keys(group)
+    if not (is_field or is_of_feature) or group in ("cluster", "tracking"):
         return ""
+    config = {group: {**base.config[group], name: value}}
     try:
-        parse_sections({group: {**base.config[group], name: value}}, {group})
+        if is_of_feature:
+            parse_feature_sections(config)
+        else:
+            parse_sections(config, {group})
     except ConfigError as error:
         return str(error)
     return ""
@@ -160,7 +168,7 @@ def explain_wrong_suggestion(meant: str, options: dict[str, dict[str, Any]], bas
 
 def test_each_synonym_of_a_key_can_be_typed(options: dict[str, dict[str, Any]], base: Plan) -> None:
     wrong = []
-    for meant in dict.fromkeys(KEYS.values()):
+    for meant in dict.fromkeys([*KEYS.values(), *list_key_names().values()]):
         reasons = [explain_wrong_suggestion(meant.format(sample), options, base) for sample in SAMPLES]
         if all(reasons):
             wrong.append(f"{meant}: {reasons[0]}")

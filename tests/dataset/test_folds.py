@@ -9,7 +9,7 @@ import pytest
 
 from scaleflow.dataset.reading.division import choose_validation, hold_out_fold
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import FOLD, Arrays, Augment, Dataset, DivisionKeys, Inputs, Outputs, Split, Target
+from scaleflow.interfaces import FOLD, Arrays, Dataset, DivisionKeys, Inputs, Outputs, Split, Target
 
 TABLE = {"a": Inputs((1,)), "b": Inputs((1,))}
 
@@ -50,12 +50,18 @@ def test_folds_are_chosen_where_members_rows_and_memory_allow(
         ({}, Inputs((2,)), 8, "a single input"),
         ({"cache": "none"}, TABLE, 8, "dataset.cache=none keeps no examples in memory"),
         ({"shards": 2}, TABLE, 8, "dataset.shards reads while training"),
-        ({"augment": Augment(mixup=0.2)}, TABLE, 8, "mixes examples of several folds"),
     ],
 )
 def test_folds_that_cannot_be_are_refused_in_words(changes: dict[str, Any], inputs: Any, folds: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         choose_validation(options(validation="out_of_fold", **changes), inputs, 500, folds)
+
+
+def test_a_feature_can_say_why_there_are_no_folds() -> None:
+    why = "dataset.augment mixes examples of several folds"
+    assert choose_validation(options(), TABLE, 500, 8, no_folds=why) == (0.1, 0)
+    with pytest.raises(ConfigError, match=f"dataset.validation=out_of_fold: {why}; or use dataset.validation=0.1"):
+        choose_validation(options(validation="out_of_fold"), TABLE, 500, 8, no_folds=why)
 
 
 def divide(targets: Any, outputs: Outputs, rule: Split = AUTO_RULE, **keys: Any) -> Any:

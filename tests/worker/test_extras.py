@@ -15,7 +15,6 @@ from scaleflow.runs import RunFolder
 EXTRAS = {
     "report_metadata": "the description of the data and of the model",
     "write_data_files": "the list of the data's files",
-    "write_sheet": "the sheet of augmented examples",
     "begin_figures": "the kept predictions and the figures of the test",
     "report_confusion": "the confusion matrix",
 }

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.features import Feature
-from scaleflow.interfaces.hooks import ReadData, WorkerHook
+from scaleflow.interfaces.hooks import DrawnExamples, ReadData, TrainingData, WorkerHook
 from scaleflow.worker import hooks as worker_hooks
-from scaleflow.worker.hooks import call_after_data, load_hooks
+from scaleflow.worker.hooks import (
+    call_after_data,
+    call_report_examples,
+    change_feed,
+    draw_examples,
+    explain_no_folds,
+    load_hooks,
+)
 
 
 class Keeper(WorkerHook):
@@ -72,6 +80,78 @@ def test_the_hooks_of_used_features_are_loaded(monkeypatch: pytest.MonkeyPatch, 
     assert list(load_hooks(plan(), notes.append)) == ["keeper"]
     (note,) = notes
     assert note.text.startswith("the feature absent: missing, and the rest goes on (ModuleNotFoundError: ")
+
+
+class Drawing(WorkerHook):
+    def draw_examples(self, data: TrainingData) -> DrawnExamples | None:
+        nothing: Any = None
+        return DrawnExamples(order=nothing, outputs=nothing, note="half of them")
+
+
+class Changing(WorkerHook):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def explain_no_folds(self, plan: Any) -> str:
+        return self.text
+
+    def change_feed(self, data: TrainingData, feed: Any) -> Any:
+        return f"{feed} {self.text}"
+
+    def report_examples(self, data: TrainingData, feed: Any, folder: Path, emit: Callable[[Any], None]) -> None:
+        raise ValueError(f"cannot show {feed}")
+
+
+class Failing(WorkerHook):
+    def draw_examples(self, data: TrainingData) -> DrawnExamples | None:
+        raise ValueError("no classes")
+
+    def change_feed(self, data: TrainingData, feed: Any) -> Any:
+        raise ValueError("no images")
+
+
+NO_DATA: Any = None
+
+
+def test_one_feature_says_which_examples_an_epoch_has() -> None:
+    assert draw_examples({"idle": WorkerHook()}, NO_DATA) == ("", None)
+    drawing, drawn = draw_examples({"idle": WorkerHook(), "half": Drawing()}, NO_DATA)
+    assert drawing == "half"
+    assert drawn is not None
+    assert drawn.note == "half of them"
+    with pytest.raises(ConfigError, match="the features half and other both say which examples an epoch has"):
+        draw_examples({"half": Drawing(), "other": Drawing()}, NO_DATA)
+
+
+def test_features_change_the_feed_one_after_the_other() -> None:
+    feed: Any = "feed"
+    hooks = {"first": Changing("with a"), "idle": WorkerHook(), "second": Changing("and b")}
+    assert change_feed(hooks, NO_DATA, feed) == "feed with a and b"
+
+
+def test_an_error_in_what_changes_the_training_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match="no classes"):
+        draw_examples({"failing": Failing()}, NO_DATA)
+    with pytest.raises(ValueError, match="no images"):
+        change_feed({"failing": Failing()}, NO_DATA, NO_DATA)
+
+
+def test_a_feature_can_say_why_no_fold_is_left_out() -> None:
+    assert explain_no_folds({"idle": WorkerHook()}, NO_DATA) == ""
+    assert explain_no_folds({"idle": WorkerHook(), "mixing": Changing("it mixes them")}, NO_DATA) == "it mixes them"
+
+
+def report_with_an_error() -> list[Any]:
+    """In a child, as errors are compared with those of TensorFlow."""
+    notes: list[Any] = []
+    feed: Any = "feed"
+    call_report_examples({"changing": Changing("")}, NO_DATA, feed, Path(), notes.append)
+    return notes
+
+
+def test_an_error_in_a_report_of_examples_is_a_note(isolated: Callable[..., Any]) -> None:
+    (note,) = isolated(report_with_an_error)
+    assert note.text.startswith("the feature changing: missing, and the rest goes on (ValueError: cannot show feed")
 
 
 def look_without_features() -> dict[str, Any]:

@@ -134,6 +134,7 @@ def prepare_splits(
     preprocesses: bool = True,
     earlier: EarlierState | None = None,
     folds: int = 0,
+    no_folds: str = "",
     look: Callable[[Splits], Mapping[str, Any]] | None = None,
 ) -> Splits:
     """Loads, checks and preprocesses the splits.
@@ -147,6 +148,7 @@ def prepare_splits(
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
         earlier: the learned state of an earlier run. Its preprocessing is not learned again.
         folds: the number of folds that the model can use, as in `choose_validation`.
+        no_folds: why no member of the model can leave out a fold, as in `choose_validation`.
         look: returns the schema of the raw splits, which becomes a part of the learned state.
 
     Raises:
@@ -158,7 +160,9 @@ def prepare_splits(
     if options.split.by == "column" and options.validation is not None and "validation" in source.splits:
         options = replace(options, validation="validation")
     splits = load_splits(source, options, workers, emit=emit)
-    raw, folds = divide_training(source, options, splits, seed=seed, preprocesses=preprocesses, folds=folds, emit=emit)
+    raw, folds = divide_training(
+        source, options, splits, seed=seed, preprocesses=preprocesses, folds=folds, no_folds=no_folds, emit=emit
+    )
     raw = replace(raw, learned=describe_learned(source, options, raw, look=look))
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     preprocessed = preprocess_splits(preprocessings, raw, workers, earlier=earlier, emit=emit)
@@ -214,7 +218,14 @@ def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) 
 
 
 def divide_training(
-    source: Source, options: Dataset, splits: Mapping[str, Rows], seed: int, preprocesses: bool, folds: int, emit: Emit
+    source: Source,
+    options: Dataset,
+    splits: Mapping[str, Rows],
+    seed: int,
+    preprocesses: bool,
+    folds: int,
+    no_folds: str,
+    emit: Emit,
 ) -> tuple[Splits, int]:
     """Returns the raw splits, with one for validation, and the number of folds, 0 for none."""
     train = splits["train"]
@@ -226,7 +237,7 @@ def divide_training(
         validation = train.select(held_out)
         train = train.select(rest)
     else:
-        chosen, folds = choose_validation(options, source.inputs, len(train), folds=folds)
+        chosen, folds = choose_validation(options, source.inputs, len(train), folds=folds, no_folds=no_folds)
         if isinstance(chosen, str):
             validation = splits[chosen]
         elif folds:

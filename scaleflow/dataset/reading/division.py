@@ -620,7 +620,7 @@ MAX_FOLDED_EXAMPLES = 10_000
 
 
 def choose_validation(
-    options: Dataset, inputs: InputStructure, examples: int, folds: int
+    options: Dataset, inputs: InputStructure, examples: int, folds: int, no_folds: str = ""
 ) -> tuple[str | float | None, int]:
     """Returns the fraction or the split to validate on, and the number of folds, 0 for none.
 
@@ -629,13 +629,14 @@ def choose_validation(
         inputs: of the dataset.
         examples: the number of examples in the training split.
         folds: the number of folds that the model can use. 0: it has no members that can leave one out.
+        no_folds: why no member can leave out a fold, whatever the model. "": nothing prevents it.
 
     Raises:
         ConfigError: for `out_of_fold`, if that is not possible.
     """
     if options.validation not in (AUTO, OUT_OF_FOLD):
         return options.validation, 0
-    obstacle = find_fold_obstacle(options, inputs, folds)
+    obstacle = find_fold_obstacle(options, inputs, folds, no_folds)
     is_requested = options.validation == OUT_OF_FOLD
     if is_requested and obstacle is not None:
         raise ConfigError(f"dataset.validation={OUT_OF_FOLD}: {obstacle}; or use dataset.validation={HELD_OUT}")
@@ -644,14 +645,14 @@ def choose_validation(
     return HELD_OUT, 0
 
 
-def find_fold_obstacle(options: Dataset, inputs: InputStructure, folds: int) -> str | None:
+def find_fold_obstacle(options: Dataset, inputs: InputStructure, folds: int, no_folds: str) -> str | None:
     """Returns the reason why training cannot use folds; None if it can. The arguments are as in `choose_validation`."""
     if not folds:
         return "the model has no members without common weights; use model=tabular with model.shared=by_size"
     if not isinstance(inputs, Mapping):
         return "the dataset has a single input"
-    if options.augment is not None:
-        return "dataset.augment mixes examples of several folds"
+    if no_folds:
+        return no_folds
     if options.cache in ("none", "file"):
         return f"dataset.cache={options.cache} keeps no examples in memory"
     if options.shards > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.feature_sections import list_feature_defaults
 from scaleflow.config.plan import set_values
 from scaleflow.errors import ConfigError
 from scaleflow.features.formats.feature import ExportOptions
@@ -131,11 +132,13 @@ def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Calla
 
 def make_conversion_plan(plan: Plan) -> Plan:
     """Returns the plan of a process that converts a model, on the CPU of this machine."""
-    none = dict.fromkeys(("hardware.tpu", "hardware.devices", "hardware.memory_limit_mb", "dataset.augment"))
+    none = dict.fromkeys(("hardware.tpu", "hardware.devices", "hardware.memory_limit_mb"))
     one: dict[str, Any] = {"hardware.logical_devices": 1, "dataset.shards": 1, "training.accumulate": 1}
     cpu: dict[str, Any] = {"strategy": {"name": "one_device"}, "hardware.name": "cpu", "hardware.remat": False}
     batch = {"training.global_batch_size": None, "training.batch_size": 32}
-    alone = set_values(plan, {**none, **one, **cpu, **batch, "cluster": {}, "profiler": {}})
+    # A rule about what features do with the training examples has been told by the run already.
+    data = list_feature_defaults("dataset")
+    alone = set_values(plan, {**none, **one, **cpu, **batch, **data, "cluster": {}, "profiler": {}})
     return replace(alone, task=None, tf_config=None, resume=None)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Plan, Stream, Target
+from scaleflow.features.augment.feature import Augment
+from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Plan, Stream, Target
 from tests.dataset.reading import as_stream, spread_over
 from tests.strategy.test_structures import train_all
 from tests.training.interrupted import differences
@@ -71,6 +72,7 @@ def parts_of(form: str, options: Augment, replicas: int, accumulate: int) -> tup
     import tensorflow as tf
 
     from scaleflow import dataset
+    from scaleflow.features.augment.feed import augment_feed
 
     strategy = tf.distribute.get_strategy() if replicas == 1 else spread_over(replicas)
     arrays = pictures()
@@ -81,7 +83,7 @@ def parts_of(form: str, options: Augment, replicas: int, accumulate: int) -> tup
         unkept = Dataset(Target("dataset", "x"), validation=None, cache="none")
         examples = dataset.prepare_splits(Given(examples), unkept, 0).train
     plain = dataset.make_feed(examples, Batching(GLOBAL // replicas // accumulate, accumulate, replicas), strategy, 5)
-    return strategy, plain, dataset.augment_feed(plain, options, 5, INPUTS, OUTPUTS)
+    return strategy, plain, augment_feed(plain, options, 5, INPUTS, OUTPUTS)
 
 
 def course() -> dict[str, Any]:
@@ -173,7 +175,7 @@ def test_draws_are_the_same_on_any_division_and_after_any_start(isolated: Callab
 
 
 def refusals() -> list[str]:
-    from scaleflow.dataset.batches.augment import augment_feed
+    from scaleflow.features.augment.feed import augment_feed
 
     picture, classes = Inputs((8, 8, 1)), Outputs("classification", (3,))
     cases: list[tuple[Augment, Any, Any]] = [
@@ -243,7 +245,8 @@ def coloured(replicas: int, options: Augment, ignore: int | None) -> tuple[Any, 
     """Images whose three channels hold the class of each pixel x 20, and the classes; in the order of an epoch."""
     import tensorflow as tf
 
-    from scaleflow.dataset import augment_feed, make_feed
+    from scaleflow.dataset import make_feed
+    from scaleflow.features.augment.feed import augment_feed
 
     size = (12, 16)
     classes = np.random.default_rng(0).integers(0, 10, (24, 3, 4)).repeat(4, axis=1).repeat(4, axis=2)
@@ -300,7 +303,7 @@ def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callab
 def jittered() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.batches.image_changes import jitter
+    from scaleflow.features.augment.image_changes import jitter
 
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     cases = {"brightness": (0, 0.25), "contrast": (1, 0.25), "saturation": (2, 0.0)}
@@ -345,8 +348,8 @@ def turned(images: Any) -> Any:
     """What the moves by a matrix make of images, for the least and the greatest random numbers."""
     import tensorflow as tf
 
-    from scaleflow.dataset.batches.augment import MATRICES
-    from scaleflow.dataset.batches.image_changes import shift_and_flip, transform
+    from scaleflow.features.augment.changes import MATRICES
+    from scaleflow.features.augment.image_changes import shift_and_flip, transform
 
     found = {}
     for name, strength in (("rotation", 30.0), ("zoom", 0.4), ("translation", 0.25)):
@@ -377,7 +380,7 @@ def changed_at_random(images: Any, names: list[str]) -> Any:
     """What single operations of `randaugment` make of images, at a strength of 15 of 30."""
     import tensorflow as tf
 
-    from scaleflow.dataset.batches.image_changes import OPERATIONS, change_at_random
+    from scaleflow.features.augment.image_changes import OPERATIONS, change_at_random
 
     found = {}
     for name in names:
@@ -409,7 +412,8 @@ def cut_and_dropped() -> Any:
     """An epoch of cut images whose pixels hold their number, and of texts of which words are left out."""
     import tensorflow as tf
 
-    from scaleflow.dataset import augment_feed, make_feed
+    from scaleflow.dataset import make_feed
+    from scaleflow.features.augment.feed import augment_feed
 
     numbers = np.arange(EXAMPLES)
     images = np.tile(numbers.astype(np.uint8).reshape(-1, 1, 1, 1), (1, 8, 10, 1))
@@ -458,7 +462,8 @@ def sheets() -> Any:
 
     from scaleflow import dataset
     from scaleflow.dataset.batches.rows import to_rows
-    from scaleflow.worker.augmented_sheet import write_sheet
+    from scaleflow.features.augment.feed import augment_feed
+    from scaleflow.features.augment.sheet import write_sheet
 
     strategy, found = tf.distribute.get_strategy(), []
     words = np.tile(np.array([2, 3, 4, 0], np.int32), (20, 1))
@@ -469,11 +474,12 @@ def sheets() -> Any:
     ):
         arrays = Arrays(inputs, np.arange(20, dtype=np.int32))
         plain = dataset.make_feed(arrays, Batching(GLOBAL, 1, 1), strategy, 5)
-        feed = dataset.augment_feed(plain, options, 5, described, OUTPUTS)
+        feed = augment_feed(plain, options, 5, described, OUTPUTS)
         rows = to_rows(arrays)
         with tempfile.TemporaryDirectory() as folder:
-            splits: Any = SimpleNamespace(train=rows, transforms={})
-            paths = write_sheet(feed, splits, {"": ["good", "bad", "film"]}, Path(folder) / "plots")
+            learned = SimpleNamespace(preprocessing={"": SimpleNamespace(learned=["good", "bad", "film"])})
+            splits: Any = SimpleNamespace(train=rows, transforms={}, learned=learned)
+            paths = write_sheet(feed, splits, Path(folder) / "plots")
             found.append({path.name: path.read_bytes() for path in paths})
     return found
 
@@ -493,11 +499,39 @@ def test_a_sheet_shows_augmented_examples_beside_the_original(isolated: Callable
     assert nothing == {}
 
 
+def fail_to_show() -> list[str]:
+    """Returns the notes about a sheet that cannot be written."""
+    from scaleflow.features.augment import sheet
+    from scaleflow.features.augment.hook import AugmentExamples
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("broken")
+
+    sheet.write_sheet = fail
+    notes: list[Any] = []
+    data: Any = SimpleNamespace(splits=None)
+    feed: Any = None
+    AugmentExamples().report_examples(data, feed, Path(), notes.append)
+    return [note.text for note in notes]
+
+
+def test_a_sheet_that_cannot_be_written_ends_no_run(isolated: Callable[..., Any]) -> None:
+    (text,) = isolated(fail_to_show)
+    assert text.startswith("the sheet of augmented examples: missing, and the rest goes on (RuntimeError: broken")
+
+
+def test_augmentation_leaves_no_folds(plan: Callable[..., Plan]) -> None:
+    from scaleflow.features.augment.hook import AugmentExamples
+
+    assert AugmentExamples().explain_no_folds(plan()) == "dataset.augment mixes examples of several folds"
+
+
 def mix_weighted(kind: str, smoothing: float, class_weights: list[float] | None) -> Any:
     """Gradients of a linear model's outputs on one batch of mixed examples, and what they were mixed from."""
     import tensorflow as tf
 
     from scaleflow import dataset
+    from scaleflow.features.augment.feed import augment_feed
     from scaleflow.interfaces import ObjectiveOptions
     from scaleflow.objective import make_objective
 
@@ -514,7 +548,7 @@ def mix_weighted(kind: str, smoothing: float, class_weights: list[float] | None)
     weights = np.where(numbers % 3 == 0, 0, random.uniform(0.2, 3, count)).astype(np.float32)
     arrays = Arrays(images, targets, weights)
     plain = dataset.make_feed(arrays, Batching(count, 1, 1), tf.distribute.get_strategy(), 5)
-    mixed = dataset.augment_feed(plain, Augment(mixup=1.0), 5, Inputs((4, 4, 1), "float32"), outputs)
+    mixed = augment_feed(plain, Augment(mixup=1.0), 5, Inputs((4, 4, 1), "float32"), outputs)
     goal = make_objective(
         outputs,
         ObjectiveOptions(label_smoothing=smoothing),

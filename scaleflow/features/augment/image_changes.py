@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,9 +24,12 @@ def shift_and_flip(
 ) -> tf.Tensor:
     """Pads images [b, h, w, c] of one size with `fill`, and cuts a window of the original size out of each.
 
-    `padding` pixels are added at each side; `shifts` [2, b] are the offsets of each window down and across, from 0 to
-    2 * padding. `flips` are which images [b] are mirrored before, top to bottom and left to right. One gather does
-    both: mirroring all images, and taking some, costs more than the rest.
+    One gather does both: mirroring all images, and taking some, costs more than the rest.
+
+    Args:
+        padding: the pixels that are added at each side.
+        shifts: the offsets of each window down and across, [2, b] from 0 to 2 * padding.
+        flips: which images [b] are mirrored before, top to bottom and left to right.
     """
     size = images.shape[1:3]
     if padding:
@@ -51,10 +54,34 @@ def affine(
     Places count from the middle of the image. Each argument is a number or [b]: radians, a factor, and each down and
     across the shear, and pixels.
     """
-    cos, sin = tf.cos(angle) / scale, tf.sin(angle) / scale
-    rows = cos, shears[1] - sin, moves[1], shears[0] + sin, cos, moves[0], 0.0, 0.0, 1.0
-    like = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))
-    return tf.reshape(tf.stack([each + like for each in rows], axis=-1), [-1, 3, 3])
+    cos = tf.cos(angle) / scale
+    sin = tf.sin(angle) / scale
+    down, across = moves
+    shear_down, shear_across = shears
+    rows = (
+        *(cos, shear_across - sin, across),
+        *(shear_down + sin, cos, down),
+        *(0.0, 0.0, 1.0),
+    )
+    zeros = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))  # [b] if one of them is
+    return tf.reshape(tf.stack([each + zeros for each in rows], axis=-1), [-1, 3, 3])
+
+
+def rotate(max_degrees: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Returns matrices that turn by up to `max_degrees`. `drawn` is [1, b] in [0, 1)."""
+    return affine(angle=max_degrees * math.pi / 180 * (2 * drawn[0] - 1))
+
+
+def zoom(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Returns matrices that enlarge by 1 - strength to 1 + strength. `drawn` is [1, b] in [0, 1)."""
+    return affine(scale=1 + strength * (2 * drawn[0] - 1))
+
+
+def translate(max_share: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Returns matrices that shift by up to this share of the height and the width. `drawn` is [2, b] in [0, 1)."""
+    height, width = size
+    down, across = tf.unstack(drawn)
+    return affine(moves=[max_share * height * (2 * down - 1), max_share * width * (2 * across - 1)])
 
 
 def transform(images: tf.Tensor, matrices: tf.Tensor, is_mask: bool) -> tf.Tensor:
@@ -87,7 +114,8 @@ def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: 
     """
     area = least + (1 - least) * drawn[0]
     height, width = rectangle(area, CROP_ASPECT, drawn[1])
-    top, left = drawn[2] * (1 - height), drawn[3] * (1 - width)
+    top = drawn[2] * (1 - height)
+    left = drawn[3] * (1 - width)
     # A little smaller: a pixel that rounding places beyond the last one would be black.
     boxes = tf.stack([top, left, top + height * (1 - 1e-5), left + width * (1 - 1e-5)], axis=1)
     method = "nearest" if is_mask else "bilinear"
@@ -98,7 +126,9 @@ def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: 
 def rectangle(area: tf.Tensor, log_aspect: float, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns [b] heights and widths, as fractions of the image, at most 1; `drawn` [b] chooses the aspect ratios."""
     aspect = tf.exp(log_aspect * (2 * drawn - 1))
-    return tf.minimum(tf.sqrt(area / aspect), 1.0), tf.minimum(tf.sqrt(area * aspect), 1.0)
+    height = tf.minimum(tf.sqrt(area / aspect), 1.0)
+    width = tf.minimum(tf.sqrt(area * aspect), 1.0)
+    return height, width
 
 
 def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
@@ -106,7 +136,8 @@ def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
 
     `drawn` is [3, b] float32 in [0, 1). An image that has not three channels has no saturation.
     """
-    b, c, s = (factor[:, None, None, None] for factor in tf.unstack(1 + strength * (2 * drawn - 1)))
+    factors = 1 + strength * (2 * drawn - 1)
+    b, c, s = (factor[:, None, None, None] for factor in tf.unstack(factors))  # brightness, contrast, saturation
     values = tf.cast(images, tf.float32)
     grey, mean = find_brightness(values)
     if images.shape[-1] != 3:
@@ -115,9 +146,16 @@ def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
     return to_dtype(values * (b * c * s) + grey * (b * c * (1 - s)) + mean * (b * (1 - c)), images.dtype)
 
 
+def change_contrast(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
+    """Changes the contrast of [b, h, w, c] images alone, as `jitter` does. `drawn` is [1, b] in [0, 1)."""
+    unchanged = 0.5
+    return jitter(images, strength, tf.pad(drawn, [[1, 1], [0, 0]], constant_values=unchanged))
+
+
 def find_brightness(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the brightness of each pixel of [b, h, w, c] images, [b, h, w, 1], and its mean, [b, 1, 1, 1]."""
-    shares = BRIGHTNESS if values.shape[-1] == 3 else [1 / values.shape[-1]] * values.shape[-1]
+    channels = values.shape[-1]
+    shares = BRIGHTNESS if channels == 3 else [1 / channels] * channels
     grey = tf.tensordot(values, tf.constant(shares), 1)[..., None]
     return grey, tf.reduce_mean(grey, axis=[1, 2, 3], keepdims=True)
 
@@ -132,46 +170,94 @@ OPERATIONS = (
 CHOSEN, STRONGEST = 2, 30
 
 
-def choose_operations(drawn: tf.Tensor) -> Sequence[tuple[Callable[[str], tf.Tensor], tf.Tensor]]:
-    """Returns for each operation of `randaugment` a function that says which images have it, and signs [b], 1 or -1."""
-    indices = tf.unstack(scale_to_integers(drawn[:CHOSEN], len(OPERATIONS)))
-    has = [lambda name, index=index: tf.equal(index, OPERATIONS.index(name)) for index in indices]
-    return list(zip(has, tf.unstack(tf.where(drawn[CHOSEN:] < 0.5, 1.0, -1.0)), strict=True))
+#: How far `randaugment` shears and shifts at the most, as tangents and as a share of the height and the width.
+MAX_SHEAR, MAX_SHIFT = 0.3, 0.45
+
+
+class Chosen(NamedTuple):
+    """An operation for each image of a batch that `randaugment` has chosen."""
+
+    index: tf.Tensor  # in `OPERATIONS`, [b]
+    sign: tf.Tensor  # of its strength, [b], 1 or -1
+
+    def is_operation(self, name: str) -> tf.Tensor:
+        """Returns for which images it is the operation of this name, [b] bool."""
+        return tf.equal(self.index, OPERATIONS.index(name))
+
+
+def choose_operations(drawn: tf.Tensor) -> Sequence[Chosen]:
+    """Returns the operations of `randaugment`, one after the other. `drawn` is [2 * CHOSEN, b] in [0, 1)."""
+    indices = scale_to_integers(drawn[:CHOSEN], len(OPERATIONS))
+    signs = tf.where(drawn[CHOSEN:] < 0.5, 1.0, -1.0)
+    return [Chosen(index, sign) for index, sign in zip(tf.unstack(indices), tf.unstack(signs), strict=True)]
 
 
 def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Returns the matrices of the moves that `randaugment` chooses, as `affine` describes them."""
+    height, width = size
     matrices = []
-    for has, sign in choose_operations(drawn):
-        amount = sign * strength / STRONGEST
-        shears, moves = (
-            [tf.where(has(f"{name}_{axis}"), amount * most, 0.0) for axis, most in (("y", mosts[0]), ("x", mosts[1]))]
-            for name, mosts in (("shear", (0.3, 0.3)), ("translate", (0.45 * size[0], 0.45 * size[1])))
-        )
-        matrices.append(affine(tf.where(has("rotate"), amount * math.pi / 6, 0.0), 1.0, shears, moves=moves))
+    for chosen in choose_operations(drawn):
+        amount = chosen.sign * strength / STRONGEST
+        angle = choose_amount(chosen, "rotate", amount * math.pi / 6)
+        shears = [
+            choose_amount(chosen, "shear_y", amount * MAX_SHEAR),
+            choose_amount(chosen, "shear_x", amount * MAX_SHEAR),
+        ]
+        moves = [
+            choose_amount(chosen, "translate_y", amount * (MAX_SHIFT * height)),
+            choose_amount(chosen, "translate_x", amount * (MAX_SHIFT * width)),
+        ]
+        matrices.append(affine(angle, 1.0, shears, moves=moves))
     return functools.reduce(tf.matmul, matrices)
+
+
+def choose_amount(chosen: Chosen, name: str, amount: tf.Tensor) -> tf.Tensor:
+    """Returns the amount [b] for the images for which an operation is chosen, and 0 for the others."""
+    return tf.where(chosen.is_operation(name), amount, 0.0)
 
 
 def change_at_random(images: tf.Tensor, strength: float, drawn: tf.Tensor, white: float) -> tf.Tensor:
     """Applies the changes that `randaugment` chooses to [b, h, w, c] images with values from 0 to `white`."""
-    values, share = tf.cast(images, tf.float32) * (255 / white), strength / STRONGEST
-    blur = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]])[:, :, None, None] / 13
-    for has, sign in choose_operations(drawn):
-        grey, mean = find_brightness(values)
-        padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
-        blurred = tf.nn.depthwise_conv2d(padded, tf.tile(blur, [1, 1, images.shape[-1], 1]), [1, 1, 1, 1], "VALID")
-        low, high = tf.reduce_min(values, [1, 2], keepdims=True), tf.reduce_max(values, [1, 2], keepdims=True)
-        factor, step = (1 + 0.9 * share * sign)[:, None, None, None], 2.0 ** round(4 * share)
-        others = {"brightness": tf.zeros_like(mean), "color": grey, "contrast": mean, "sharpness": blurred}
-        changed = {name: other + factor * (values - other) for name, other in others.items()} | {
-            "posterize": values - tf.math.floormod(values, step),
-            "solarize": tf.where(values >= 255 * (1 - share), 255 - values, values),
-            "autocontrast": tf.where(high > low, (values - low) * 255 / tf.maximum(high - low, 1), values),
-        }
-        for name, each in changed.items():
-            values = tf.where(has(name)[:, None, None, None], each, values)
+    values = tf.cast(images, tf.float32) * (255 / white)
+    share = strength / STRONGEST
+    for chosen in choose_operations(drawn):
+        for name, changed in make_changes(values, share, chosen.sign).items():
+            values = tf.where(chosen.is_operation(name)[:, None, None, None], changed, values)
         values = tf.clip_by_value(values, 0, 255)
     return to_dtype(values * (white / 255), images.dtype)
+
+
+def make_changes(values: tf.Tensor, share: float, sign: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the images [b, h, w, c] after each of the changes of `randaugment`, by the names of the changes.
+
+    Args:
+        values: the images, from 0 to 255.
+        share: of the greatest strength.
+        sign: whether to change more or less, [b], 1 or -1. Some changes have no sign.
+    """
+    grey, mean = find_brightness(values)
+    black = tf.zeros_like(mean)
+    blurred = blur(values)
+    low = tf.reduce_min(values, [1, 2], keepdims=True)
+    high = tf.reduce_max(values, [1, 2], keepdims=True)
+    factor = (1 + 0.9 * share * sign)[:, None, None, None]
+    step = 2.0 ** round(4 * share)
+    return {
+        "brightness": black + factor * (values - black),
+        "color": grey + factor * (values - grey),
+        "contrast": mean + factor * (values - mean),
+        "sharpness": blurred + factor * (values - blurred),
+        "posterize": values - tf.math.floormod(values, step),
+        "solarize": tf.where(values >= 255 * (1 - share), 255 - values, values),
+        "autocontrast": tf.where(high > low, (values - low) * 255 / tf.maximum(high - low, 1), values),
+    }
+
+
+def blur(values: tf.Tensor) -> tf.Tensor:
+    """Returns images [b, h, w, c] of which each pixel is a mean with its neighbours."""
+    weights = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]])[:, :, None, None] / 13
+    padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+    return tf.nn.depthwise_conv2d(padded, tf.tile(weights, [1, 1, values.shape[-1], 1]), [1, 1, 1, 1], "VALID")
 
 
 def drop_words(words: tf.Tensor, probability: float, drawn: tf.Tensor) -> tf.Tensor:
@@ -193,9 +279,9 @@ def erase(images: tf.Tensor, probability: float, drawn: tf.Tensor, fill: int = 0
         first = start * (1 - extent)
         places = (tf.range(size, dtype=tf.float32) + 0.5) / size
         inside.append((places >= first[:, None]) & (places < (first + extent)[:, None]))
-    is_erased = (
-        inside[0][:, :, None, None] & inside[1][:, None, :, None] & (drawn[0] < probability)[:, None, None, None]
-    )
+    rows, columns = inside
+    is_chosen = (drawn[0] < probability)[:, None, None, None]
+    is_erased = rows[:, :, None, None] & columns[:, None, :, None] & is_chosen
     return tf.where(is_erased, tf.constant(fill, images.dtype), images)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.features.balance.feature import BalanceOptions
 from scaleflow.interfaces import Arrays, Batching, Outputs, Plan, Stream
 from tests.dataset.reading import as_stream, numbered, reader, spread_over
 from tests.training.fake_engine import build_untested, make_session, run_apart
@@ -25,7 +26,7 @@ CLASSES = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 3, 20])
 
 
 def counted() -> dict[str, Any]:
-    from scaleflow.dataset import count_drawn
+    from scaleflow.features.balance.order import count_drawn
 
     counts = np.bincount(CLASSES)
     options: dict[str, Any] = {"over": "oversample", "under": "undersample", "share": {1: 0.3}, "few": {1: 0.001}}
@@ -46,6 +47,7 @@ def test_numbers_of_drawn_examples_follow_the_option(isolated: Callable[..., Any
 def epochs(replicas: int, accumulate: int) -> dict[str, Any]:
     """Two epochs of over- and undersampling, the second also from step 1 on, of arrays and of records in memory."""
     from scaleflow import dataset
+    from scaleflow.features.balance.order import ClassOrder, count_drawn
 
     strategy, found = spread_over(replicas), {}
     arrays = numbered(len(CLASSES))
@@ -58,7 +60,7 @@ def epochs(replicas: int, accumulate: int) -> dict[str, Any]:
 
             examples = cache_records("train", to_rows(records))  # type: ignore[arg-type]
             assert examples.is_random_access
-        order = dataset.ClassOrder(CLASSES, dataset.count_drawn(np.bincount(CLASSES), option))
+        order = ClassOrder(CLASSES, count_drawn(np.bincount(CLASSES), option))
         feed: Any = dataset.make_feed(
             examples, Batching(12 // replicas // accumulate, accumulate, replicas), strategy, 5
         )
@@ -184,7 +186,7 @@ SHARES = {"a": 0.2, "b": 0.2}
 
 def refuse_all() -> list[str]:
     from scaleflow.dataset.batches.rows import to_rows
-    from scaleflow.worker.balance import balance_classes
+    from scaleflow.features.balance.hook import balance_classes
 
     arrays = Arrays(numbered(53).inputs, CLASSES.astype(np.int32))
     stream = Stream(as_stream(arrays), 53)
@@ -203,7 +205,7 @@ def refuse_all() -> list[str]:
     ]
     found = []
     for option, outputs, examples in cases:
-        options = SimpleNamespace(dataset=SimpleNamespace(balance=option, prior_correction=True))
+        options = BalanceOptions(balance=option)
         splits = SimpleNamespace(outputs=outputs, train=to_rows(examples))
         with pytest.raises(ConfigError) as refused:
             balance_classes(options, splits)  # type: ignore[arg-type]

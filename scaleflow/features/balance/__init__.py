@@ -1,0 +1,1 @@
+"""How often the classes of the training split are drawn."""
