@@ -37,7 +37,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import DivisionKeys, Inputs, Outputs, Split, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, check_option, check_options, is_integer
 
-IMAGES, MASKS = "images", "masks"
+#: The names of the folders.
+IMAGES = "images"
+MASKS = "masks"
 
 #: The target of pixels that do not count: pixels with the value `ignore`, and padding.
 IGNORED = 255
@@ -141,7 +143,8 @@ class SegmentationFolder:
         pixels = tf.cast(tf.io.decode_png(encoded, known.channels), tf.int32)
         with tf.control_dependencies([pixels]):  # so that a damaged file is reported as such
             header = tf.cast(tf.io.decode_raw(tf.strings.substr(encoded, PNG_HEADER, 2), tf.uint8), tf.int32)
-        bits, has_palette = header[0], tf.equal(header[1], PALETTE)
+        bits = header[0]
+        has_palette = tf.equal(header[1], PALETTE)
         checks = []
         if known.channels == 1:
             problem = "the mask has a palette; list the colours of the classes in dataset.values"
@@ -216,11 +219,10 @@ def find_pairs(base: Path, unused: Counter[str]) -> np.ndarray[Any, Any]:
     for name in (IMAGES, MASKS):
         if not (base / name).is_dir():
             raise ConfigError(f"dataset.data_dir: there is no folder {base / name}; put the {name} there")
-    masks = {
-        Path(path).relative_to(base / MASKS).with_suffix(""): path
-        for path in walk_files(base / MASKS)
-        if has_suffix(path, (".png",))
-    }
+    masks: dict[Path, str] = {}
+    for path in walk_files(base / MASKS):
+        if has_suffix(path, (".png",)):
+            masks[Path(path).relative_to(base / MASKS).with_suffix("")] = path
     pairs = []
     for path in walk_files(base / IMAGES):
         if not has_suffix(path, PICTURE_SUFFIXES):

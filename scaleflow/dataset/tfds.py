@@ -168,7 +168,8 @@ class Tfds:
 
     @cached_property
     def _chosen_keys(self) -> tuple[str, str]:
-        features, supervised = self._builder.info.features, self._builder.info.supervised_keys
+        features = self._builder.info.features
+        supervised = self._builder.info.supervised_keys
         available = list(features.keys()) if hasattr(features, "keys") else []
         default_keys = supervised if supervised and all(isinstance(key, str) for key in supervised) else (None, None)
         keys = []
@@ -198,7 +199,8 @@ class Tfds:
         return height, width, channels or 3
 
     def _static_shape(self, feature: Any, name: str) -> tuple[int, ...]:
-        dtype, shape = getattr(feature, "np_dtype", None), getattr(feature, "shape", None)
+        dtype = getattr(feature, "np_dtype", None)
+        shape = getattr(feature, "shape", None)
         is_numeric = not isinstance(dtype, dict | None) and np.dtype(dtype).kind in "biuf"
         if not is_numeric or shape is None or None in shape:
             key = dict(zip(("input", "target"), self._chosen_keys, strict=True))[name]
@@ -258,9 +260,11 @@ def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     prepared = find_newest_version(root, version)
     if prepared is not None or "/" in name:
         return prepared
-    configs = {
-        path.name: newest for path in list_entries(root) if (newest := find_newest_version(path, version)) is not None
-    }
+    configs: dict[str, Path] = {}
+    for path in list_entries(root):
+        newest = find_newest_version(path, version)
+        if newest is not None:
+            configs[path.name] = newest
     if len(configs) > 1:
         raise ConfigError(
             f"dataset.name={name}: {root} has {', '.join(configs)}; choose one, such as "

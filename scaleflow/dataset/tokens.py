@@ -69,7 +69,8 @@ class Tokens:
         self.reading: dict[str, Any] = {"tokenizer": self._tokenizer.name}
         if self._tokenizer.learns:
             self._restore(earlier)
-        if (described := self._tokenizer.describe()) is not None:
+        described = self._tokenizer.describe()
+        if described is not None:
             self.reading["learned"] = described
         size = self._tokenizer.vocabulary
         # Bytes stay bytes; other ids are int32, which saved models take everywhere.

@@ -125,7 +125,8 @@ class Blocks(StreamRows):
     def select(self, chosen: Array) -> Self:
         keep = to_mask(chosen, len(self))
         if self.keep is not None:
-            wanted, keep = keep, self.keep.copy()
+            wanted = keep
+            keep = self.keep.copy()
             keep[self.keep] = wanted
         made = make_blocks(self.rows, keep)
         parts = {"dataset": made.dataset, "length": made.length, "decode": made.decode, "keep": made.keep}
@@ -169,21 +170,27 @@ class Blocks(StreamRows):
         chosen = used[
             np.unique(np.linspace(0, len(used) - 1, max(MIN_SPREAD_BLOCKS, count // SPREAD_ROWS)).astype(int))
         ]
-        firsts, parts = np.cumsum([0, *lengths]), []
+        firsts = np.cumsum([0, *lengths])
+        places: list[Array] = []
+        parts: list[Any] = []
         for block, share in share_rows(lengths, chosen, min(count, len(self))).items():
             spread = self.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
             loaded = self.load(block, None if self.has_read_all else int(2 * share * spread) + 64)
             rows = draw_places(len(loaded), share)
-            parts.append((firsts[block] + rows, loaded.map(partial(gather, rows=rows))))
-        return np.concatenate([rows for rows, _ in parts]), concatenate([part for _, part in parts]).parts
+            places.append(firsts[block] + rows)
+            parts.append(loaded.map(partial(gather, rows=rows)))
+        return np.concatenate(places), concatenate(parts).parts
 
     def locate(self, places: Array) -> tuple[list[str | None], Array]:
         paths, numbers = self.rows.locate(places if self.keep is None else np.flatnonzero(self.keep)[places])
         return list(paths), numbers
 
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
-        read, keep = self.rows.open_columns(names, key), self.keep
-        return lambda places: read(places if keep is None else np.flatnonzero(keep)[places])
+        read = self.rows.open_columns(names, key)
+        if self.keep is None:
+            return read
+        kept = np.flatnonzero(self.keep)
+        return lambda places: read(kept[places])
 
     def map_targets(self, convert: Callable[[Any], Any]) -> Blocks:
         raise ConfigError(
@@ -261,10 +268,12 @@ class Blocks(StreamRows):
     def pool_rows(self) -> int:
         """The number of rows that fit in `POOL_BYTES`, estimated from the first ones."""
         first = self.head(256)
-        size = sum(
-            sum(map(len, array)) + STRING_BYTES * len(array) if array.dtype == object else array.nbytes
-            for array in tf.nest.flatten(first.parts)
-        )
+        size = 0
+        for array in tf.nest.flatten(first.parts):
+            if array.dtype == object:
+                size += sum(map(len, array)) + STRING_BYTES * len(array)
+            else:
+                size += array.nbytes
         return max(1, int(POOL_BYTES / max(size, 1) * len(first)))
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
@@ -365,7 +374,11 @@ def shuffle_by_file(blocks: Sequence[int], paths: Sequence[str], random: np.rand
     for block in blocks:
         by_file.setdefault(paths[block], []).append(block)
     files = list(by_file.values())
-    return [files[n][k] for n in random.permutation(len(files)) for k in random.permutation(len(files[n]))]
+    order: list[int] = []
+    for file in random.permutation(len(files)):
+        blocks_of_file = files[file]
+        order += [blocks_of_file[place] for place in random.permutation(len(blocks_of_file))]
+    return order
 
 
 def cut_rows(order: Sequence[int], lengths: Sequence[int], first: int, end: int) -> list[Piece]:
@@ -374,7 +387,8 @@ def cut_rows(order: Sequence[int], lengths: Sequence[int], first: int, end: int)
     for block in order:
         if first < lengths[block] and end > 0:
             pieces.append(Piece(block, max(first, 0), min(end, lengths[block])))
-        first, end = first - lengths[block], end - lengths[block]
+        first -= lengths[block]
+        end -= lengths[block]
     return pieces
 
 

@@ -77,7 +77,8 @@ class ShuffledOrder:
         return decode_records(self._stream, read_records(epoch, first, last, is_own))
 
     def _read_from_memory(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
-        stream, seed = cast(Records, self._stream), self._seed
+        stream = cast(Records, self._stream)
+        seed = self._seed
         drawn = self._drawn
 
         def gather(place: tf.Tensor) -> Any:
@@ -132,7 +133,8 @@ def replace_global_seed() -> Iterator[None]:
     If that is 0, TensorFlow compares the operation's own seed with 0 in Python, which fails for a tensor of a graph.
     """
     graph = tf.compat.v1.get_default_graph()
-    before, graph.seed = graph.seed, 1
+    before = graph.seed
+    graph.seed = 1
     try:
         yield
     finally:
@@ -196,7 +198,9 @@ class ArrayFeed:
     def reorder(self, seed: int | None, drawn: Permutation | None = None) -> ArrayFeed:
         """Returns a feed with the same arrays, in the order of another seed or with other examples in its epochs."""
         other = copy.copy(self)
-        other._seed, other._drawn, other._datasets = seed, drawn or self._drawn, {}
+        other._seed = seed
+        other._drawn = drawn or self._drawn
+        other._datasets = {}
         other.examples = len(other._drawn)
         return other
 
@@ -227,7 +231,8 @@ class ArrayFeed:
         arrays = self._on_host()
 
         def batch(place: tf.Tensor) -> Any:
-            epoch, step = place // steps_per_epoch, place % steps_per_epoch
+            epoch = place // steps_per_epoch
+            step = place % steps_per_epoch
             return self._gather(arrays, epoch, step * self.batching.global_size, size=self.batching.global_size)
 
         dataset = tf.data.Dataset.range(epochs * steps_per_epoch)
@@ -479,7 +484,9 @@ class StreamFeed(SharesFeed):
         """Returns a feed in the order of another seed, or whose epochs have other records in memory."""
         other = copy.copy(self)
         other._drawn = drawn or self._drawn
-        other.examples, other._order, other._datasets = len(other._drawn), other._make_order(seed), {}
+        other.examples = len(other._drawn)
+        other._order = other._make_order(seed)
+        other._datasets = {}
         return other
 
     def _make_order(self, seed: int | None) -> Any:
@@ -488,7 +495,8 @@ class StreamFeed(SharesFeed):
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        size, share = self.batching.global_size, self.batching.share
+        size = self.batching.global_size
+        share = self.batching.share
         is_own = worker_positions(share, context)
         if self.continues and self._is_shortened:
             first = (epoch * self._steps_per_epoch + step) * size
@@ -497,7 +505,8 @@ class StreamFeed(SharesFeed):
         if not self.continues:
             return self._shares(self._order.examples(epoch, step * size, last, is_own=is_own), numbers, share)
         # An iterator for each epoch would begin random operations anew, whose changes would then be the same
-        is_mine, replicas = worker_positions(1, context), self.batching.replicas
+        is_mine = worker_positions(1, context)
+        replicas = self.batching.replicas
         in_epoch = tf.data.Dataset.range(self.batching.steps(self.examples) * replicas)
         own_numbers = in_epoch if is_mine is None else in_epoch.filter(is_mine)
 
@@ -519,7 +528,8 @@ class StreamFeed(SharesFeed):
 
     def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns the global batches of an epoch. Traced."""
-        size, steps = self.batching.global_size, self.batching.steps(self.examples)
+        size = self.batching.global_size
+        steps = self.batching.steps(self.examples)
         return self._shares(self._order.examples(epoch, 0, steps * size), tf.data.Dataset.range(steps), size)
 
     def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
@@ -566,8 +576,8 @@ class BlockFeed(StreamFeed):
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        share, workers, worker = self.batching.share, context.num_input_pipelines, context.input_pipeline_id
-        return self._read_slabs(epoch, step, share, workers=workers, worker=worker)
+        workers = context.num_input_pipelines
+        return self._read_slabs(epoch, step, self.batching.share, workers=workers, worker=context.input_pipeline_id)
 
     def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, workers=1, worker=0)
@@ -648,6 +658,9 @@ def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[Any, .
 
 def worker_positions(share: int, context: tf.distribute.InputContext) -> IsOwn | None:
     """Returns which positions of an epoch's order one worker's replicas read; None for a single worker."""
-    workers, worker = context.num_input_pipelines, context.input_pipeline_id
-    local = context.num_replicas_in_sync // workers
-    return None if workers == 1 else lambda place: (place // (share * local)) % workers == worker
+    workers = context.num_input_pipelines
+    if workers == 1:
+        return None
+    worker = context.input_pipeline_id
+    local_replicas = context.num_replicas_in_sync // workers
+    return lambda place: (place // (share * local_replicas)) % workers == worker

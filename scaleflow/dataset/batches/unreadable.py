@@ -68,7 +68,8 @@ def explain_read_error(error: Exception, splits: Mapping[str, Rows]) -> Exceptio
         return RunError(f"the dataset yielded {short[2]} examples, but its source promised {short[1]}")
     for split, examples in splits.items():
         with contextlib.suppress(*FAILURES):  # reading fails before the decoding
-            if (example := find_first_unreadable(examples)) is not None:
+            example = find_first_unreadable(examples)
+            if example is not None:
                 return RunError(unreadable_message(split, example))
     return error
 

@@ -32,8 +32,11 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Dataset, Source, Workers
 from scaleflow.interfaces.events import Emit, Note
 
-#: Examples that are read twice; and targets, if the first ones are all equal and do not show whether the order changes.
-FIRST_EXAMPLES, FIRST_TARGETS = 16, 1000
+#: Examples that are read twice.
+FIRST_EXAMPLES = 16
+
+#: Targets that are read twice if the first ones are all equal, so that they do not show whether the order changes.
+FIRST_TARGETS = 1000
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def settle_variation(split: str, stream: StreamRows, options: Dataset, workers: 
     if not found.examples:
         return stream
     if found.records and found.targets:
-        if (ordered := sort_records(split, stream, workers)) is not None:
+        ordered = sort_records(split, stream, workers)
+        if ordered is not None:
             return ordered
         refuse_chosen_places(split, stream, options)
     how = "They are read again in each epoch and are not cached, and a resumed run does not repeat them"

@@ -67,13 +67,14 @@ class ClassFolders:
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier=earlier)
-        names, unknown = self.outputs.names or (), self.outputs.ignore
+        names = self.outputs.names or ()
+        unknown = self.outputs.ignore
         label = partial(label_files, names=names, suffixes=self.suffixes, is_whole=not selected, unknown=unknown)
-        self._files = {
-            split: label(path, is_train=split == "train" and earlier is None)
-            for split, path in (folders or {"train": base}).items()
-        }
-        unused = sum((each.unused for each in self._files.values()), Counter())
+        self._files: dict[str, LabeledFiles] = {}
+        unused: Counter[str] = Counter()
+        for name, path in (folders or {"train": base}).items():
+            self._files[name] = label(path, is_train=name == "train" and earlier is None)
+            unused += self._files[name].unused
         self.notes = describe_unused(unused, self.suffixes)
         rule = split or Split("random")
         keyed = {name: replace(each, keys=read_file_keys(rule, base, each)) for name, each in self._files.items()}
@@ -136,7 +137,8 @@ def label_files(
             "the folder, or add it to the training split"
         )
     paths: list[str] = []
-    counts, unused = [], Counter[str]()
+    counts: list[int] = []
+    unused: Counter[str] = Counter()
     for name in (*names, *others):
         found = list(walk_files(base / name))
         class_paths = [path for path in found if has_suffix(path, suffixes)]

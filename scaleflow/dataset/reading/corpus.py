@@ -62,7 +62,9 @@ def read_rows(path: str, column: str) -> Iterator[str]:
     """Yields a column of texts of JSON lines or of a Parquet file. "" is missing."""
     import pyarrow
 
-    files, number, has_text = prepare_tables({ALL: [path]}, path, CsvForm(), cache=LearnedCache(None, path)), 0, False
+    files = prepare_tables({ALL: [path]}, path, CsvForm(), cache=LearnedCache(None, path))
+    number = 0
+    has_text = False
     try:
         if files.format == "json":  # other fields may have values of any types
             files.used = pyarrow.schema([(column, pyarrow.string())])
@@ -72,7 +74,8 @@ def read_rows(path: str, column: str) -> Iterator[str]:
             files.use([column])
         for part, _ in files.read_in_order(path, [column], ROWS):
             for value in part[column].to_pylist():
-                number, has_text = number + 1, has_text or value is not None
+                number += 1
+                has_text = has_text or value is not None
                 yield check_text(value, column, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(

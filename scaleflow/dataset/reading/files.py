@@ -35,8 +35,11 @@ SPLITS: Mapping[str, str] = {
 #: Matches file names that begin with the name of a split: `train.csv`, `test-00000-of-00004.tfrecord`.
 SPLIT_PREFIX = re.compile(rf"({'|'.join(SPLITS)})(?=[-_.0-9]|$)", re.IGNORECASE)
 
-#: Suffixes of pictures and of texts.
-PICTURE_SUFFIXES, TEXT_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif"), (".txt",)
+#: Suffixes of pictures.
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+
+#: Suffixes of texts.
+TEXT_SUFFIXES = (".txt",)
 
 #: Suffixes of TFRecord files.
 RECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -81,7 +84,8 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
         ConfigError: if there is no file, or there are splits without `train`.
     """
     path = expand_data_dir(data_dir)
-    if (matches := match_files(str(path), f"dataset.data_dir={data_dir}")) is not None:
+    matches = match_files(str(path), f"dataset.data_dir={data_dir}")
+    if matches is not None:
         return {ALL: matches}
     names = (name for name in walk_files(path) if has_suffix(name, suffixes))
     return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
@@ -107,7 +111,8 @@ def match_files(path: str, label: str) -> list[str] | None:
 def suggest_path(path: Path) -> str:
     """Returns `; did you mean data/house.csv?` with the name that is most similar to a missing path, or ""."""
     with contextlib.suppress(OSError):
-        if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
+        similar = find_similar(path.name, os.listdir(path.parent))  # noqa: PTH208  (names only)
+        if similar:
             return f"; did you mean {path.with_name(similar)}?"
     return ""
 
@@ -213,7 +218,9 @@ def describe_unused(unused: Counter[str], suffixes: Sequence[str]) -> tuple[str,
 
 def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:
     """Returns the names of the splits. If files name no splits, there is a test split unless its fraction is 0."""
-    return tuple(files) if ALL not in files else ("train", "test") if test else ("train",)
+    if ALL not in files:
+        return tuple(files)
+    return ("train", "test") if test else ("train",)
 
 
 def draw_rows(
@@ -254,7 +261,10 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
         relative = [(name, PurePosixPath(name).relative_to(root)) for name in names if has_suffix(name, suffixes)]
         by_split = divide_files(address, relative, suffixes)
     scheme = address.partition("://")[0]
-    return {split: [f"{scheme}://{name}" for name in each] for split, each in by_split.items()}
+    addresses: dict[str, list[str]] = {}
+    for split, names_of_split in by_split.items():
+        addresses[split] = [f"{scheme}://{name}" for name in names_of_split]
+    return addresses
 
 
 def list_in_store(key: str, address: str) -> tuple[str, list[str]]:

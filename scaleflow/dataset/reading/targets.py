@@ -73,6 +73,7 @@ def find_mean_and_deviation(numbers: Array) -> tuple[float, float]:
 def is_wide(numbers: Array) -> bool:
     """Returns whether rounding to float32 changes numbers of a column by much of its range, [..., columns] or [n]."""
     axes = tuple(range(max(1, numbers.ndim - 1)))
-    low, high = np.fmin.reduce(numbers, axis=axes), np.fmax.reduce(numbers, axis=axes)
+    low = np.fmin.reduce(numbers, axis=axes)
+    high = np.fmax.reduce(numbers, axis=axes)
     largest = np.maximum(np.abs(low), np.abs(high))
     return bool(np.any((high > low) & (largest * ROUNDING > MOST_ROUNDING * (high - low) / RANGE)))
