@@ -302,7 +302,7 @@ class Drive:
                 tracker.connect()  # importing MLflow is not the workers'
                 began = time.process_time()
                 Supervisor(monitor, self._host).run()
-                finish_run(monitor, ())
+                finish_run(monitor)
         return self._collect(tracker, spec, began)
 
     def _watch(self, event: Event) -> None:

@@ -27,7 +27,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scaleflow.commands.hydra_task import HydraTask
-from scaleflow.commands.promotion_task import PromoteModel
 from scaleflow.config.compose import (
     CommandWords,
     ComposedConfig,
@@ -257,7 +256,7 @@ def launch_prepared(run: PreparedRun, fill_folder: Callable[[], None] | None = N
     make_folder(run.spec.folder)
     if fill_folder is not None:
         fill_folder()
-    return launch_run(replace(run, end_tasks=[PromoteModel()])), run.spec.folder
+    return launch_run(run), run.spec.folder
 
 
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:

@@ -77,7 +77,6 @@ class HydraTask:
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
             self._greet()
         with pause_collector():
-            from scaleflow.commands.promotion_task import PromoteModel
             from scaleflow.config.compose import mask_sweep_config
             from scaleflow.launcher.launch import run_job
             from scaleflow.runs import RunFolder
@@ -86,7 +85,7 @@ class HydraTask:
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         try:
-            outcome = run_job(config, began, [PromoteModel()])
+            outcome = run_job(config, began)
         except ConfigError as refusal:
             if not is_job or find_interruption(refusal):
                 raise

@@ -53,7 +53,7 @@ from scaleflow.config.words import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
-from scaleflow.interfaces.features import list_features
+from scaleflow.interfaces.features import Feature, import_named, list_features, tell_problem
 from scaleflow.interfaces.secret_masking import (
     find_secrets,
     find_typed_secrets,
@@ -477,12 +477,23 @@ def check_job(config: DictConfig) -> None:
         raise ConfigError(
             f"sweep.folds={folds} with sweep.repeat or sweep.warm_up: a job trains once for each fold; leave them out"
         )
-    promotion = config.get("promotion")
-    if isinstance(promotion, DictConfig) and promotion.get("name") == "champion":
-        raise ConfigError(
-            "promotion=champion: of many jobs the best may be better by chance; leave it out, and promote the best job "
-            f"afterwards with {name_command('promote')} RUN_ID"
-        )
+    for feature in list_features().values():
+        keys = config.get(feature.config_group)
+        if feature.check_job and isinstance(keys, DictConfig):
+            check_job_of_feature(feature, keys)
+
+
+def check_job_of_feature(feature: Feature, keys: DictConfig) -> None:
+    """Calls the check that a feature has for jobs. If it fails by itself, this is told, and the job goes on.
+
+    Raises `ConfigError` if the check refuses the keys of the feature's group.
+    """
+    try:
+        import_named(feature.check_job)(keys)
+    except ConfigError:
+        raise
+    except Exception as error:  # the code of another package
+        tell_problem(feature.name, f"its check {feature.check_job} is skipped: {type(error).__name__}: {error}")
 
 
 #: One or more folders with the user's own options.

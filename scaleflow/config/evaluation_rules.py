@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.config import ThresholdGoal
-from scaleflow.interfaces.directions import NAME_ADVICE, find_direction
 
 #: The keys that the validation rows decide, and what to give in place of that.
 ADVICE = {
@@ -58,19 +57,7 @@ def has_two_costs(plan: Plan) -> bool:
     return not math.isclose(given[0] / given[1], goal.cost[0] / goal.cost[1])
 
 
-def has_unknown_direction(plan: Plan) -> bool:
-    """Whether `promotion.at_least` has a metric of which it is not known whether larger values are better."""
-    floors = plan.promotion.at_least or {}
-    return any(not key.startswith("slice/") and find_direction(key) is None for key in floors)
-
-
 EVALUATION_RULES: Sequence[Rule] = (
-    Rule(
-        "promotion.at_least",
-        "it is not known whether larger values of each metric are better",
-        NAME_ADVICE,
-        only_if=has_unknown_direction,
-    ),
     Rule(
         "evaluation.metrics",
         "a name alone is that of a metric of scikit-learn, such as sklearn.metrics.cohen_kappa_score",

@@ -57,7 +57,13 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
     return tuple(rules)
 
 
-RULES = (*DEVICE_RULES, *OPTIMIZER_RULES, *TRAINING_RULES, *EVALUATION_RULES)
+#: The rules of the core, by their place among those of features (`Feature.rules_place`).
+RULES: Mapping[int, Sequence[Rule]] = {
+    10: DEVICE_RULES,
+    20: OPTIMIZER_RULES,
+    30: TRAINING_RULES,
+    40: EVALUATION_RULES,
+}
 
 #: The most keys that a message about keys of another engine shows with their values.
 MAX_SHOWN_KEYS = 3
@@ -72,35 +78,49 @@ def explain_rule(rule: Rule, plan: Plan) -> str:
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
-    yield from (rule for rule in RULES if is_applicable(rule, plan))
-    yield from find_feature_rules(plan)
+    for feature, rule in list_placed_rules():
+        if is_placed_rule_applicable(feature, rule, plan):
+            yield rule
     yield from (rule for rule in (*find_version_rules(), *engine_rules) if is_applicable(rule, plan))
 
 
-def find_feature_rules(plan: Plan) -> Iterator[Rule]:
-    """Yields the rules of features that apply to a plan. One that cannot be read or shown is told, and skipped."""
-    for feature in list_features().values():
-        for rule in feature.rules:
-            try:
-                applies = is_applicable(rule, plan)
-                if applies:
-                    explain_rule(rule, plan)
-            except Exception as error:  # the code of another package
-                tell_problem(feature.name, f"the rule {rule.when!r} is skipped: {type(error).__name__}: {error}")
-                continue
-            if applies:
-                yield rule
+def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:
+    """Whether a rule of the core (`feature` is "") or of a feature applies to a plan.
+
+    A rule of a feature that cannot be read or shown is told, and skipped.
+    """
+    if not feature:
+        return is_applicable(rule, plan)
+    try:
+        applies = is_applicable(rule, plan)
+        if applies:
+            explain_rule(rule, plan)
+    except Exception as error:  # the code of another package
+        tell_problem(feature, f"the rule {rule.when!r} is skipped: {type(error).__name__}: {error}")
+        return False
+    return applies
 
 
 def list_rules() -> Sequence[Rule]:
     """Returns all rules, those of the cluster engines too."""
     engines = list_engines().values()
     engine_rules = [rule for engine in engines for rule in engine.rules]
-    return (*RULES, *list_feature_rules(), *make_key_rules(*engines), *engine_rules)
+    placed_rules = [rule for _, rule in list_placed_rules()]
+    return (*placed_rules, *make_key_rules(*engines), *engine_rules)
 
 
-def list_feature_rules() -> Sequence[Rule]:
-    return [rule for feature in list_features().values() for rule in feature.rules]
+def list_placed_rules() -> list[tuple[str, Rule]]:
+    """Returns the rules of the core and of features in the order of their places.
+
+    Each has the name of its feature; "" for a rule of the core.
+    """
+    groups: list[tuple[int, str, Sequence[Rule]]] = []
+    for place, rules in RULES.items():
+        groups.append((place, "", rules))
+    for feature in list_features().values():
+        groups.append((feature.rules_place, feature.name, feature.rules))
+    groups.sort(key=lambda group: group[0])
+    return [(name, rule) for _, name, rules in groups for rule in rules]
 
 
 @functools.cache

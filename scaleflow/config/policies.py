@@ -31,9 +31,5 @@ LOOK = Policy(looks_outside=False)
 #: What commands about a trained model take from its run.
 EVALUATE = Policy(DATA, "evaluations")
 COMPARE = Policy((*DATA, "evaluation"), "evaluations")
-PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
-
-#: A stage about a run, whatever its command is.
-STAGE = Policy((*DATA, "evaluation", "export", "promotion"), needs_files=False)
 
 CHECK, PREDICT = Policy(work="data checks"), Policy(work="predictions")

@@ -431,16 +431,4 @@ TRAINING_RULES: Sequence[Rule] = (
         keys=("training.early_stopping.monitor", "dataset.validation"),
         only_if=is_stopped_by_validation,
     ),
-    Rule(
-        "promotion=champion & tracking=none",
-        "there is no store with registered models",
-        "use tracking=mlflow, or promotion=none",
-    ),
-    Rule(
-        "promotion=champion & tracking.alias in champion|challenger",
-        "the run would move the alias before the promotion decides",
-        "leave tracking.alias out",
-        keys=("promotion.model", "tracking.register_as", "tracking.alias"),
-        only_if=lambda p: p.tracking.register_as == p.promotion.model,
-    ),
 )

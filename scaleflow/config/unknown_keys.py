@@ -23,7 +23,7 @@ EMPTY_MAPPINGS = (
     *("model.freeze", "model.lora"),
     *("objective.loss", "objective.loss_weights", "objective.class_weight"),
     *("optimizer.plateau", "optimizer.rate_factors", "training.early_stopping", "training.step"),
-    *("promotion.at_least", "checkpoint.best", "tracking.tags"),
+    *("checkpoint.best", "tracking.tags"),
 )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.features import list_features
+from scaleflow.interfaces.features import list_default_options
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 #: Hydra's flags that take the next word as their value.
@@ -102,8 +102,8 @@ def prepare_words(words: Sequence[str]) -> list[str]:
     return accept_keys_of_run(choose_model_of_table(replace_removed_groups(quote_nan_option(words))))
 
 
-#: Config groups that a run can do without: they have an option `none`.
-OPTIONAL_GROUPS = ("tracking", "checkpoint", "evaluation", "profiler", "promotion", "debug")
+#: Config groups of the core that a run can do without: they have an option `none`.
+OPTIONAL_GROUPS = ("tracking", "checkpoint", "evaluation", "profiler", "debug")
 
 #: Config groups of the core that a run needs, each with an option to suggest.
 NEEDED_GROUPS = {
@@ -122,11 +122,16 @@ NEEDED_GROUPS = {
 def list_needed_groups() -> dict[str, str]:
     """Returns the groups that a run needs, those of features included, each with an option to suggest."""
     needed = dict(NEEDED_GROUPS)
-    for feature in list_features().values():
-        for entry in feature.defaults:
-            if isinstance(entry, Mapping):
-                needed |= entry
+    for group, option in list_default_options().items():
+        if option != "none":
+            needed[group] = option
     return needed
+
+
+def list_optional_groups() -> list[str]:
+    """Returns the groups that a run can do without, those of features included."""
+    of_features = [group for group, option in list_default_options().items() if option == "none"]
+    return [*OPTIONAL_GROUPS, *of_features]
 
 
 def replace_removed_groups(words: Sequence[str]) -> list[str]:
@@ -139,7 +144,7 @@ def replace_removed_groups(words: Sequence[str]) -> list[str]:
         removed = re.fullmatch(r"~(\w+)(=.*)?", word)
         if removed and removed[1] in list_needed_groups():
             raise ConfigError(need_group(word, removed[1]))
-        is_optional = removed is not None and removed[1] in OPTIONAL_GROUPS
+        is_optional = removed is not None and removed[1] in list_optional_groups()
         replaced.append(f"{removed[1]}=none" if removed and is_optional else word)
     return replaced
 

@@ -408,21 +408,6 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
-class PromotionOptions:
-    """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model."""
-
-    name: Literal["none", "champion"] = "none"
-    model: str | None = None
-    metric: str | None = None
-    confidence: float = field(default=0.95, metadata={"above": 0.5, "below": 1.0})
-    tolerance: float = 0.0
-    at_least: dict[str, float] | None = None
-    environment: Literal["here", "clean"] = "here"
-    most_ms: float | None = field(default=None, metadata={"above": 0.0})
-    most_mb: float | None = field(default=None, metadata={"above": 0.0})
-
-
-@dataclass(frozen=True)
 class Tracking:
     """`tracking`: where the run is recorded."""
 
@@ -488,7 +473,7 @@ class Plan:
     """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
 
     Attributes:
-        strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation, export, promotion,
+        strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation,
             checkpoint, profiler, tracking, cluster, sweep, debug: the sections of the config.
         seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
             default is 0.
@@ -522,7 +507,6 @@ class Plan:
     objective: ObjectiveOptions
     training: Training
     evaluation: EvaluationOptions
-    promotion: PromotionOptions
     checkpoint: Checkpoint
     profiler: Profiler
     tracking: Tracking

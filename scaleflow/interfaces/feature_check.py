@@ -23,7 +23,18 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
 
 #: The fields that are mappings, texts or functions.
 MAPPINGS = ("public_names", "command_files", "compared_models", "key_names")
-TEXTS = ("conf", "group", "check", "fill_in", "before_run", "launcher", "worker", "warm_server")
+TEXTS = (
+    "conf",
+    "group",
+    "check",
+    "check_job",
+    "fill_in",
+    "before_run",
+    "end_task",
+    "launcher",
+    "worker",
+    "warm_server",
+)
 
 
 def check_declaration(feature: Any, classes: Mapping[str, type]) -> None:
@@ -52,6 +63,8 @@ def check_types(feature: Any, classes: Mapping[str, type]) -> None:
     for field in TEXTS:
         if not isinstance(getattr(feature, field), str):
             raise ValueError(f"{field} is no text")
+    if not isinstance(feature.rules_place, int):
+        raise ValueError("rules_place is no whole number")
     if not callable(feature.is_used):
         raise ValueError("is_used is no function")
 

@@ -104,14 +104,17 @@ class Feature:
     #: The config group that the keys are in. "": a group of the feature's own, with its name.
     group: str = ""
     #: Sections and keys that do not change what a run computes: with other values it is the same run, and `resume` may
-    #: change them.
+    #: change them. Commands about a run that do not need such a group of a feature use its default option.
     ignored_keys: Sequence[str] = ()
     #: How other tools call its keys: by the words to type, with `{}` for the value, their names with spaces between
     #: them, in lower case, without `_` and `-`.
     key_names: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
-    #: What checks in the launcher whether this machine can do what a plan asks for, as "module:NAME" of a function that
-    #: takes the plan. It raises ConfigError if not. No TensorFlow.
+    #: Where its rules stand among those of the core (`config/plan.py`) and of other features: the smallest first, then
+    #: by name. Of several rules that apply to a plan, the first is told.
+    rules_place: int = 100
+    #: What checks in the launcher whether a plan can work in this place, as "module:NAME" of a function that takes the
+    #: plan. It raises ConfigError if not. No TensorFlow.
     check: str = ""
     #: Words that keys can have in place of a value. Without the feature they are refused.
     placeholders: Sequence[Placeholder] = ()
@@ -131,6 +134,11 @@ class Feature:
     run_files: Sequence[str] = ()
     #: Other files that it writes at the top of a run's folder, as patterns of names.
     other_files: Sequence[str] = ()
+    #: What checks a job of a sweep, as "module:NAME" of a function that takes the composed keys of the feature's group.
+    #: It raises ConfigError if no job can have them.
+    check_job: str = ""
+    #: What a command does after the end of its run, as "module:NAME of an EndTask"; see `launcher/run_end.py`.
+    end_task: str = ""
     #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
     launcher: str = ""
     #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
@@ -138,7 +146,7 @@ class Feature:
     #: Its sections of the report of a test, as "module:NAME" of a function that takes `KeptPredictions` and returns
     #: `ReportSection`s; see `interfaces/hooks.py`. No TensorFlow.
     report: str = ""
-    #: Returns whether a plan uses the feature. If not, its hooks, checks and sections are not imported.
+    #: Returns whether a plan uses the feature. If not, its hooks, checks, end task and sections are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
     #: Other features that it imports. Without them, it is skipped.
@@ -310,6 +318,19 @@ def list_compared_models() -> Mapping[str, str]:
     for feature in list_features().values():
         models |= feature.compared_models
     return models
+
+
+def list_default_options() -> dict[str, str]:
+    """Returns the option of each config group that features add to every config."""
+    options: dict[str, str] = {}
+    for feature in list_features().values():
+        for entry in feature.defaults:
+            if not isinstance(entry, Mapping):
+                continue
+            for group, option in entry.items():
+                if option is not None:
+                    options[group] = option
+    return options
 
 
 def list_conf_folders() -> list[Path]:

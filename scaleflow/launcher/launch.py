@@ -58,7 +58,7 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.recording.store_transfer import EventTransfer
-from scaleflow.launcher.run_end import EndTask, finish_run
+from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder import replace_json
@@ -124,7 +124,7 @@ class ProvenanceCollector(threading.Thread):
 MIGRATION_SECONDS = 180.0
 
 
-def run_job(config: DictConfig, started: float, end_tasks: Sequence[EndTask]) -> Outcome:
+def run_job(config: DictConfig, started: float) -> Outcome:
     """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
     The config has its interpolations; the command `started` at a time in seconds since the epoch. Raises ConfigError
@@ -152,7 +152,7 @@ def run_job(config: DictConfig, started: float, end_tasks: Sequence[EndTask]) ->
     except ConfigError:
         remove_created(composed.folder)
         raise
-    return launch_run(replace(run, end_tasks=end_tasks))
+    return launch_run(run)
 
 
 def describe_longer(spec: RunSpec) -> str:
@@ -266,7 +266,7 @@ def launch_completed_run(
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
             for note in list_notes(run, active) if spec.task.trains else ():
                 display.print_line(to_printable(note))
-            return supervise_run(monitor, collector, is_resumed, end_tasks=run.end_tasks)
+            return supervise_run(monitor, collector, is_resumed)
 
 
 def list_notes(run: PreparedRun, active: ActiveRun | None) -> list[str]:
@@ -309,9 +309,7 @@ def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopReques
     return run
 
 
-def supervise_run(
-    monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool, end_tasks: Sequence[EndTask]
-) -> Outcome:
+def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool) -> Outcome:
     """Runs a run whose folder is locked; returns the outcome of the command."""
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
@@ -322,7 +320,7 @@ def supervise_run(
     if monitor.refusal is None:
         if collector.error:
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
-        finish_run(monitor, end_tasks)
+        finish_run(monitor)
         if monitor.hooks is not None:
             monitor.hooks.after_run({"exit_code": code, **answer_run(spec.folder)})
         return Outcome(code, partial(answer_run, spec.folder))

@@ -37,7 +37,6 @@ from scaleflow.interfaces.features import (
     tell_problem,
 )
 from scaleflow.launcher.recording.description import read_overrides
-from scaleflow.launcher.run_end import EndTask
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
@@ -46,7 +45,7 @@ from scaleflow.runs.run import Run
 from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tensorboard import check_tensorboard
-from scaleflow.tracking.uri import check_model_name, resolve_store
+from scaleflow.tracking.uri import resolve_store
 from scaleflow.worker.tasks import TrainModel
 
 Config = dict[str, Any]
@@ -104,7 +103,6 @@ class PreparedRun:
     resume_number: int = 0  # how many commands have resumed the run, including this one; 0 if the run begins
     is_finished: bool = False  # whether the run to resume is finished, and the command does not make it longer
     has_weights: bool = False  # whether the run to resume has checkpoints, so that it needs no `model.init_from`
-    end_tasks: Sequence[EndTask] = ()  # what the command does after the end of the run
 
 
 def prepare_run(
@@ -294,8 +292,6 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
     for feature in list_features().values():
         if feature.check and feature.is_used_by(plan):
             run_feature_check(feature, plan)
-    if plan.promotion.model is not None:
-        check_model_name("promotion.model=", plan.promotion.model)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
             f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "

@@ -6,7 +6,7 @@ They say how the run ended, its results, and where they are.
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from scaleflow.config.words import quote_override
@@ -14,6 +14,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.clock import measure_since
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.features import import_named, list_features
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.monitor import RunMonitor
@@ -21,7 +22,10 @@ from scaleflow.runs import RunSpec, RunState
 
 
 class EndTask(Protocol):
-    """Work of a command after the end of its run, such as a promotion. It cannot change how the run ended."""
+    """Work of a command after the end of its run. It cannot change how the run ended.
+
+    A feature names its end task in its declaration. The launcher calls `run` if the plan uses the feature.
+    """
 
     def run(self, monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
         """Does the work, unless the run is not one that needs it; returns rows for the last lines.
@@ -41,7 +45,26 @@ PREDICTIONS = {
 NO_ANSWER = "it does not answer"
 
 
-def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
+def run_end_tasks(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
+    """Does the end tasks of the features that a run's plan uses; returns rows for the last lines.
+
+    An error in one of them becomes a note with the feature's name.
+    """
+
+    def print_note(text: str) -> None:
+        monitor.display.print_line(f"note: {text}", "yellow")
+
+    rows: list[tuple[str, str]] = []
+    for feature in list_features().values():
+        if not feature.end_task or not feature.is_used_by(monitor.spec.plan):
+            continue
+        with guard_extra(f"the feature {feature.name}", print_note):
+            task: EndTask = import_named(feature.end_task)()
+            rows += task.run(monitor, is_recorded)
+    return rows
+
+
+def finish_run(monitor: RunMonitor) -> None:
     """Waits for the recorder, does the end tasks, and prints how the run ended and where its results are."""
     spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
     folder = os.path.relpath(spec.folder)
@@ -53,9 +76,7 @@ def finish_run(monitor: RunMonitor, end_tasks: Sequence[EndTask]) -> None:
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
     seconds = time.monotonic() - waiting_since
     monitor.read_reports()
-    done: list[tuple[str, str]] = []
-    for task in end_tasks:
-        done += task.run(monitor, is_recorded)
+    done = run_end_tasks(monitor, is_recorded)
     if is_recorded:
         display.end_phase()
     display.close()

@@ -19,7 +19,7 @@ from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
 #: Sections and keys of the core that do not change what a run computes: with other values of them it is the same run.
 CORE_IGNORED_KEYS = (
-    *("tracking", "checkpoint", "evaluation", "promotion", "profiler", "sweep"),
+    *("tracking", "checkpoint", "evaluation", "profiler", "sweep"),
     *("resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )

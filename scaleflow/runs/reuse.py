@@ -112,7 +112,9 @@ def reuse_config(
         section, _, name = key.partition(".")
         raw[section][name] = str(path)
     if sections is not None:
-        params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
+        # The base has the default option of these groups: another one may have keys without a value.
+        left_out = list_ignored_keys()
+        params = {key: value for key, value in params.items() if key not in left_out}
     base = compose_base(params, groups, words, options=options)
     default = base.raw if sections is None else drop_missing(base.raw, {*raw, *groups})
     tracked, local_keys = resolve_separately(raw, default, unused, list_typed_values(overrides))
@@ -418,7 +420,7 @@ def get_at(config: Any, key: str) -> Any:
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
 #: Sections of the core, and keys of `training`, that may change when a run is resumed. Docs name all of them.
-CHANGEABLE = ("promotion", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep")
+CHANGEABLE = ("profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep")
 LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.

@@ -28,7 +28,7 @@ class Task(Protocol):
     too, so only `run` may import TensorFlow.
 
     Attributes:
-        trains: whether the run trains a model. Only such a run is restarted, notified about and promoted.
+        trains: whether the run trains a model. Only such a run is restarted, and launcher hooks follow no other.
     """
 
     trains: ClassVar[bool] = False

@@ -13,7 +13,6 @@ from scaleflow.cluster.engines import list_engines
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.parse import list_feature_keys, parse_section, type_hints
 from scaleflow.config.policies import LOOK
-from scaleflow.features.formats.feature import ExportOptions
 from scaleflow.interfaces import (
     Best,
     Checkpoint,
@@ -28,7 +27,6 @@ from scaleflow.interfaces import (
     Plan,
     Precision,
     Profiler,
-    PromotionOptions,
     Split,
     Strategy,
     Target,
@@ -55,20 +53,24 @@ PLAIN_OPTIONS = [path for path in OPTIONS if path.parts[0] != "experiment"]
 #: How many positional arguments the worker adds when it calls what a group names.
 GIVEN = {"dataset": 0, "model": 2, "optimizer": 0}
 
-WITHOUT_TARGET = {
+#: The groups that features add, with the dataclass of their keys.
+OF_FEATURES = {
+    group: classes[0] for group, classes in features.list_sections().items() if group not in type_hints(Plan)
+}
+
+WITHOUT_TARGET: dict[str, Any] = {
     "strategy": Strategy,
     "hardware": Hardware,
     "precision": Precision,
     "objective": ObjectiveOptions,
     "training": Training,
     "evaluation": EvaluationOptions,
-    "export": ExportOptions,
-    "promotion": PromotionOptions,
     "checkpoint": Checkpoint,
     "profiler": Profiler,
     "tracking": Tracking,
     "cluster": Cluster,
     "debug": Debug,
+    **OF_FEATURES,
 }
 
 #: Groups whose options have keys of their own beside the name.
@@ -176,8 +178,7 @@ def test_every_option_says_in_its_first_line_what_it_is(path: Path) -> None:
 
 
 def test_the_table_of_contents_lists_every_group_with_a_comment() -> None:
-    of_features = {group for group in features.list_sections() if group not in type_hints(Plan)}
-    groups = {path.parts[0] for path in OPTIONS} - of_features
+    groups = {path.parts[0] for path in OPTIONS} - {*OF_FEATURES}
     assert set(defaults()) == groups
     for group in groups:
         (line,) = [line for line in text(Path("config.yaml")) if re.match(rf"  - {group}: ", line)]

@@ -22,7 +22,7 @@ from scaleflow.config.feature_sections import parse_feature_sections
 from scaleflow.config.parse import list_feature_keys
 from scaleflow.config.plan import parse_plan, parse_sections
 from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, list_key_names
-from scaleflow.config.words import OPTIONAL_GROUPS, list_needed_groups
+from scaleflow.config.words import list_needed_groups, list_optional_groups
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.features import list_conf_folders, list_option_files
@@ -197,8 +197,8 @@ def test_each_word_for_another_command_names_a_command() -> None:
 
 def test_each_group_of_a_run_can_be_removed_or_is_needed() -> None:
     groups = {*GROUPS} - {"experiment"}
-    assert {*OPTIONAL_GROUPS, *list_needed_groups()} == groups
-    for group in OPTIONAL_GROUPS:
-        assert (CONF / group / "none.yaml").is_file()
+    assert {*list_optional_groups(), *list_needed_groups()} == groups
+    for group in list_optional_groups():
+        assert "none" in [path.stem for path in list_option_files(group)]
     for group, option in list_needed_groups().items():
         assert option in [path.stem for path in list_option_files(group)]

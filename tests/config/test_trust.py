@@ -384,16 +384,6 @@ def test_one_refusal_names_all_modules_and_folders_that_are_missing(
     assert made_again(text, trusted=trusted, config_dirs=["my conf"], **more).config.trusted_modules == trusted
 
 
-def test_a_command_that_evaluates_promotes_nothing() -> None:
-    params = {**PARAMS, "promotion": "champion"}
-    config = load_config(tracked_config(promotion={"name": "champion", "model": "churn"}), RUN)
-    evaluated, repeated = (
-        reuse_config(config, params, CommandWords(run_id=RUN), each) for each in (("dataset",), None)
-    )
-    assert resolve_config(evaluated.config)["promotion"] == {"name": "none"}
-    assert resolve_config(repeated.config)["promotion"]["model"] == "churn"
-
-
 def test_interpolations_of_own_options_follow_typed_words() -> None:
     text = yaml.safe_dump(
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,57 +11,10 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from scaleflow.commands.promotion_steps import check_skills
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.skills import find_constant_parts, find_lost_skills, measure_skills
-from scaleflow.interfaces import Outputs
-from tests.evaluation.made import BINARY, CLASSES, LABELS, PRICE, TWO, draw_values, make_predictions
-
-Array = np.ndarray[Any, Any]
-COUNT = 4000
-
-
-def draw_rare(kind: str) -> tuple[Outputs, dict[str, Array]]:
-    """A good model of targets of which nearly all have the same value: 1 % are of the other class."""
-    random = np.random.default_rng(3)
-    is_rare = random.random(COUNT) < 0.01
-    noise = random.normal(size=COUNT)
-    logit = np.where(is_rare, 4.0, -4.0) + noise
-    if kind == "binary":
-        return BINARY, {"target": is_rare[:, None].astype(np.float32), "output": logit[:, None].astype(np.float32)}
-    if kind == "classes":
-        two = replace(CLASSES, shape=(2,), names=("ant", "bee"))
-        output = np.stack([-logit, logit], axis=1) / 2
-        return two, {"target": is_rare.astype(np.int32), "output": output.astype(np.float32)}
-    if kind == "many classes":
-        target = np.where(is_rare, 7, 0).astype(np.int32)
-        output = random.normal(size=(COUNT, 10)) - 9
-        output[:, 0], output[:, 7] = -logit, logit
-        return Outputs("classification", (10,)), {"target": target, "output": output.astype(np.float32)}
-    if kind == "labels":
-        values = draw_values(LABELS, COUNT, skill=8.0)
-        values["target"][:, 1], values["output"][:, 1] = is_rare, logit
-        return LABELS, values
-    price = np.where(is_rare, 50 + 10 * noise, 0.0)
-    said = price + 0.01 * random.normal(size=COUNT) * is_rare
-    if kind == "numbers":
-        return PRICE, {"target": price[:, None].astype(np.float32), "output": said[:, None].astype(np.float32)}
-    target, output = (np.stack([random.normal(size=COUNT) * 1e6, each], axis=1) for each in (price, said))
-    output[:, 0] = target[:, 0]
-    return TWO, {"target": target.astype(np.float64), "output": output.astype(np.float64)}
-
-
-KINDS = ("binary", "classes", "many classes", "labels", "numbers", "two numbers")
-
-
-def make_constant(kind: str, values: Mapping[str, Array]) -> dict[str, Array]:
-    """The same answer for each example, in the output, label or value that is nearly always the same."""
-    output = values["output"].copy()
-    if kind in ("labels", "two numbers"):
-        output[:, 1] = np.median(output[:, 1])
-    else:
-        output[:] = np.median(output, axis=0)
-    return {**values, "output": output}
+from tests.evaluation.made import BINARY, make_predictions
+from tests.evaluation.rare import KINDS, Array, draw_rare, make_constant
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,10 +26,6 @@ def test_a_constant_answer_is_found_whatever_the_accuracy(kind: str) -> None:
     lost = find_lost_skills(measure_skills(good), measure_skills(constant), 0.01)
     assert lost
     assert all("width" not in name and "/a" not in name for name in lost)
-    conditions = check_skills(constant, good, np.zeros(COUNT, bool))
-    assert conditions
-    assert not any(each.holds for each in conditions)
-    assert check_skills(good, constant, np.zeros(COUNT, bool)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,17 +63,6 @@ def test_of_few_positives_one_that_is_lost_is_no_fault() -> None:
             for each in (logit, worse)
         ]
         assert bool(find_lost_skills(*both, 0.01)) == is_fault
-
-
-def test_a_candidate_with_another_threshold_is_no_constant() -> None:
-    outputs, values = draw_rare("binary")
-    strict = replace(outputs, threshold=0.98)
-    champion, candidate = (make_predictions(each, {"": values}) for each in (outputs, strict))
-    assert measure_skills(candidate)["balanced_accuracy"].value < measure_skills(champion)["balanced_accuracy"].value
-    assert check_skills(candidate, champion, np.zeros(COUNT, bool)) == []
-    never = make_predictions(replace(outputs, threshold=0.9999999), {"": values})
-    (condition,) = check_skills(never, champion, np.zeros(COUNT, bool))
-    assert condition.text.startswith("balanced_accuracy 0.5, the champion 0.9")
 
 
 def test_a_quantized_format_must_not_lose_a_skill() -> None:

@@ -45,6 +45,7 @@ MISTAKES = {
     "one_rule": ("rules=Rule('training', 'why', 'what')", "", "one_rule is skipped: rules is no tuple"),
     "no_check": ("check='no_check.feature:absent'", "", "no_check: its check no_check.feature:absent is skipped: "),
     "bad_check": ("check='bad_check.feature:fail'", "", "bad_check: its check bad_check.feature:fail is skipped: "),
+    "bad_place": ("rules_place='last'", "", "bad_place is skipped: rules_place is no whole number"),
     "no_class": ("section=Options()", "", "no_class is skipped: its section Options(pace=1) is no dataclass"),
     "bad_yaml": (
         "section=Options, conf='bad_yaml.conf', defaults=({'bad_yaml': 'default'},)",

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from scaleflow.api import JobResult, Result, SweepResult
-from scaleflow.features.promotion.promote import PromotionResult
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
 
 
@@ -82,5 +81,3 @@ def test_results_are_printed_as_rows_and_shown_as_a_table() -> None:
     assert "#2 (best)  model.units=8  FINISHED  test loss 0.0733  test f1_low 0.5  test auc 0.9 (0.85 to 0.95)" in str(
         sweep
     )
-    promotion = PromotionResult(False, "3", None, [("test accuracy is 0.8, at least 0.9", False)], None, {})
-    assert str(promotion).splitlines()[-1] == "does not hold  test accuracy is 0.8, at least 0.9"

@@ -6,6 +6,7 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
+from scaleflow.interfaces.features import Feature
+from scaleflow.launcher import run_end
 from scaleflow.launcher.launch import describe_longer
-from scaleflow.launcher.run_end import describe_continuation, describe_results, describe_wait
+from scaleflow.launcher.run_end import describe_continuation, describe_results, describe_wait, run_end_tasks
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.runs.run_name import label_overrides, make_run_name, name_sweep
 from scaleflow.worker.tasks import TrainModel
@@ -164,3 +167,35 @@ def test_the_last_lines_say_how_long_the_store_was_waited_for() -> None:
     assert describe_wait(60.02, 60, is_interrupted=False) == " within tracking.flush_seconds=60"
     assert describe_wait(14.0, 60, is_interrupted=True) == " in 14 s, when a signal ended the wait"
     assert describe_wait(0.1, 60, is_interrupted=False) == ""
+
+
+class SayRecorded:
+    """An end task that says whether the run is recorded."""
+
+    def run(self, monitor: Any, is_recorded: bool) -> list[tuple[str, str]]:
+        return [("recorded", str(is_recorded))]
+
+
+class Fail:
+    """An end task that fails."""
+
+    def run(self, monitor: Any, is_recorded: bool) -> list[tuple[str, str]]:
+        raise OSError("the disk is full")
+
+
+def test_the_end_tasks_of_features_add_lines_and_an_error_becomes_a_note(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = [
+        Feature(name="broken", end_task=f"{__name__}:Fail"),
+        Feature(name="idle", end_task="no_such_module:Task", is_used=lambda plan: False),
+        Feature(name="plain"),
+        Feature(name="useful", end_task=f"{__name__}:SayRecorded"),
+    ]
+    monkeypatch.setattr(run_end, "list_features", lambda: {each.name: each for each in features})
+    notes: list[str] = []
+    display = SimpleNamespace(print_line=lambda text, color: notes.append(text))
+    monitor: Any = SimpleNamespace(spec=spec, display=display)
+    assert run_end_tasks(monitor, is_recorded=True) == [("recorded", "True")]
+    (note,) = notes
+    assert note.startswith("note: the feature broken: missing, and the rest goes on (OSError: the disk is full")

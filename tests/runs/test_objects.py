@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from scaleflow.config.compose import CommandWords, compose_config
-from scaleflow.config.policies import EVALUATE, STAGE, TRAIN
+from scaleflow.config.policies import COMPARE, EVALUATE, TRAIN
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.objects import list_size_notes
 from scaleflow.runs import RunFolder, folder
@@ -62,7 +62,7 @@ def test_the_copy_of_a_keras_file_stands_in_for_one_that_is_gone(
     assert load_saved_config(run.files, {})["model"]["path"] == str(run.path / "source_model.keras")
 
 
-@pytest.mark.parametrize("policy", [EVALUATE, STAGE])
+@pytest.mark.parametrize("policy", [EVALUATE, COMPARE])
 def test_a_section_that_a_command_does_not_use_needs_no_values(policy: object, tmp_path: Path) -> None:
     config = {"dataset": {"_target_": "scaleflow.dataset.digits.Digits"}, "model": {"path": "/gone/net.keras"}}
     params = {"dataset": "digits", "model": "keras_file", "promotion": "champion"}

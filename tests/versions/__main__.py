@@ -40,7 +40,7 @@ TESTS = (
     "tests/optimizer",
     "tests/features/report/test_page.py",
     "tests/features/predict/test_command.py",
-    "tests/promotion/test_command.py",
+    "tests/features/promotion/test_command.py",
     "tests/sweep/test_real.py",
     "tests/features/warm",
 )

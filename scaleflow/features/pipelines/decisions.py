@@ -30,7 +30,7 @@ from scaleflow.config.compose import (
     override_key,
 )
 from scaleflow.config.parse import flatten_config, is_under, parse_section
-from scaleflow.config.policies import STAGE, Policy
+from scaleflow.config.policies import DATA, Policy
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.features.pipelines.definition import DeclaredPipeline, Stage
@@ -38,7 +38,7 @@ from scaleflow.features.pipelines.ledger import PipelineLedger, StageKey, StageR
 from scaleflow.features.pipelines.references import select_output
 from scaleflow.features.pipelines.stage_commands import SWEEP
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.interfaces.features import list_conf_folders
+from scaleflow.interfaces.features import list_conf_folders, list_ignored_keys
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.stages import UNKNOWN
 from scaleflow.launcher.prepare import make_plan
@@ -133,9 +133,14 @@ class StageComposer:
             found = Run.find(run, options if options.uri else replace(options, uri=self.store))
         trusted = list_own_modules(found.config)
         given = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
-        config = found.reuse_config(given, STAGE).resolved
+        config = found.reuse_config(given, make_stage_policy()).resolved
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])
+
+
+def make_stage_policy() -> Policy:
+    """Returns what a stage about a run takes from the run, whatever its command is."""
+    return Policy((*DATA, "evaluation", *list_ignored_keys()), needs_files=False)
 
 
 def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:

@@ -30,17 +30,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.promotion_steps import PromotionOutcome, open_registry, promote_if_better
 from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
+from scaleflow.features.promotion.decision import to_values
+from scaleflow.features.promotion.steps import PromotionOutcome, open_registry, promote_if_better
 from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.command_exit import FINISHED, NOT_PROMOTED, Outcome
 from scaleflow.launcher.display import display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.promotion.decision import to_values
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PromotionResult(Readable):
         version: of the registered model; None with `dry_run`.
         champion: the version that was the champion before; None if there was none.
         conditions: each condition with its figures, and whether it holds.
-        comparison: with the champion, as in `scaleflow.promotion.decision.to_values`; None without a champion.
+        comparison: with the champion, as in `scaleflow.features.promotion.decision.to_values`; None without a champion.
         smoke: what was measured of the served model.
     """
 

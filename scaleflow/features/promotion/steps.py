@@ -19,22 +19,15 @@ from scaleflow.commands.tracked_run import (
     show_notes,
 )
 from scaleflow.config.compose import CommandWords
-from scaleflow.config.policies import PROMOTE
+from scaleflow.config.policies import DATA, Policy
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.comparison import PairedScores, ScoreComparison, count_not_finite, pair_scores
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.skills import find_constant_parts, find_useless_skills, measure_skills
-from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, PromotionOptions, find_direction, name_leaves
-from scaleflow.interfaces.directions import NAME_ADVICE
-from scaleflow.interfaces.events import Note
-from scaleflow.launcher.display import Display
-from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.pages.html import compose_section, make_page, make_table
-from scaleflow.promotion.decision import (
+from scaleflow.features.promotion.decision import (
     LONGEST,
-    SLICE,
     Condition,
     Decision,
     SmokeTest,
@@ -43,6 +36,13 @@ from scaleflow.promotion.decision import (
     describe_comparison,
     make_record,
 )
+from scaleflow.features.promotion.feature import SLICE, PromotionOptions
+from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, find_direction, name_leaves
+from scaleflow.interfaces.directions import NAME_ADVICE
+from scaleflow.interfaces.events import Note
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.pages.html import compose_section, make_page, make_table
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.reuse import find_store_options
@@ -71,6 +71,9 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
 
 
 Array = np.ndarray[Any, Any]
+
+#: What a promotion takes from the run of its model.
+PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
 
 #: The fewest examples on which models are compared.
 FEWEST_EXAMPLES = 30
@@ -197,7 +200,7 @@ class Candidate:
 
     @property
     def options(self) -> PromotionOptions:
-        return self.plan.promotion
+        return self.plan.of(PromotionOptions)
 
     def decide(self, is_dry: bool) -> PromotionOutcome:
         """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""

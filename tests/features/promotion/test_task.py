@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from scaleflow.commands.promotion_task import PromoteModel
+from scaleflow.features.promotion.end_task import PromoteModel
+from scaleflow.features.promotion.promote import PromotionResult
 from scaleflow.features.search.trial_kinds import RateTest
 from scaleflow.features.search.trial_task import FindSetting
 from scaleflow.launcher.display import hidden_display
@@ -49,3 +50,8 @@ def test_a_run_that_is_not_recorded_or_not_found_can_be_promoted_later(
     assert label == "promoted"
     assert text.startswith("no: ")
     assert "; again: python -m scaleflow promote " in text
+
+
+def test_a_promotion_is_printed_as_rows() -> None:
+    result = PromotionResult(False, "3", None, [("test accuracy is 0.8, at least 0.9", False)], None, {})
+    assert str(result).splitlines()[-1] == "does not hold  test accuracy is 0.8, at least 0.9"

@@ -48,8 +48,8 @@ class Store:
         """Carries out the decision about a model; returns its version."""
         from types import SimpleNamespace
 
-        from scaleflow.commands.promotion_steps import PromotionOutcome, carry_out_decision
-        from scaleflow.promotion.decision import Condition, Decision
+        from scaleflow.features.promotion.decision import Condition, Decision
+        from scaleflow.features.promotion.steps import PromotionOutcome, carry_out_decision
         from scaleflow.tracking.model_uris import ModelReference
 
         (model,) = (each for each in self.list_models() if each.name == f"model{number - 1}")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.commands.promotion_steps import Candidate
+from scaleflow.features.promotion.steps import Candidate
 from scaleflow.interfaces import Outputs
 from tests.evaluation.made import make_predictions
 

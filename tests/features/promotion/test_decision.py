@@ -10,24 +10,22 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from omegaconf import OmegaConf
 
-from scaleflow.commands.promotion_steps import compare_models
-from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, ScoreComparison
 from scaleflow.evaluation.predictions import GROUP, Predictions
 from scaleflow.evaluation.resampling import Units
-from scaleflow.interfaces import PromotionOptions
-from scaleflow.interfaces.figure import Figure
-from scaleflow.promotion import decision as decision_module
-from scaleflow.promotion.decision import (
+from scaleflow.features.promotion import decision as decision_module
+from scaleflow.features.promotion.decision import (
     Condition,
     Decision,
     check_floor,
     describe_comparison,
     make_record,
 )
+from scaleflow.features.promotion.feature import PromotionOptions
+from scaleflow.features.promotion.steps import compare_models
+from scaleflow.interfaces.figure import Figure
 from tests.evaluation.made import BINARY, CLASSES, PRICE, draw_values, make_predictions
 
 OPTIONS = PromotionOptions(name="champion", model="m")
@@ -185,9 +183,3 @@ def test_floors_are_the_least_of_a_metric_and_the_most_of_an_error() -> None:
         "is_good": False, "reasons": low.text, "model": "m-1", "compared_with": "7", "comparison": None,
         "smoke": {"ms": 3.0},
     }  # fmt: skip
-
-
-def test_jobs_of_a_sweep_do_not_promote() -> None:
-    check_job(OmegaConf.create({"promotion": {"name": "none"}}))
-    with pytest.raises(ConfigError, match="promotion=champion: of many jobs the best may be better by chance"):
-        check_job(OmegaConf.create({"promotion": {"name": "champion", "model": "m"}}))

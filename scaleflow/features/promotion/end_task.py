@@ -8,6 +8,7 @@ from pathlib import Path
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.trust import list_own_modules
 from scaleflow.errors import ScaleflowError, read_reason
+from scaleflow.features.promotion.feature import PromotionOptions
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import hidden_display
@@ -26,15 +27,16 @@ class PromoteModel(EndTask):
 
     def run(self, monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
         spec = monitor.spec
-        is_wanted = spec.plan.promotion.name != "none" and spec.records and spec.task.trains
+        options = spec.plan.of(PromotionOptions)
+        is_wanted = options.name != "none" and spec.records and spec.task.trains
         if not is_wanted or monitor.state.status != "FINISHED":
             return []
         later = f"{name_command('promote')} {shlex.quote(os.path.relpath(spec.folder))}"
         if not is_recorded:
             return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
-        monitor.display.begin_phase(f"deciding about the champion of {spec.plan.promotion.model}")
+        monitor.display.begin_phase(f"deciding about the champion of {options.model}")
         try:
-            from scaleflow.commands.promotion_steps import promote_if_better
+            from scaleflow.features.promotion.steps import promote_if_better
 
             done = promote_if_better(trust_own_code(spec), hidden_display(), monitor.stop)
         except Exception as error:

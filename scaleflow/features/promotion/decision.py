@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from scaleflow.errors import RunError
-from scaleflow.interfaces import PromotionOptions
+from scaleflow.features.promotion.feature import PromotionOptions
 from scaleflow.interfaces.formatting import format_number
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 #: The most characters of the reasons in a tag.
 LONGEST = 2000
-
-#: Begins the key of a floor that is a slice of the report's: `slice/COLUMN/VALUE`.
-SLICE = "slice/"
 
 
 @dataclass(frozen=True)
