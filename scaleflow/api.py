@@ -355,7 +355,8 @@ def to_override(word: Any) -> str:
 
 def unknown_argument_error(unknown: Mapping[str, Any]) -> ConfigError:
     """Returns the refusal of arguments by name, with the overrides to write instead."""
-    names, words = ", ".join(f"{name}=..." for name in unknown), suggest_words(unknown)
+    names = ", ".join(f"{name}=..." for name in unknown)
+    words = suggest_words(unknown)
     if not words:
         return ConfigError(
             f"run({names}): there is no such argument; write config keys as text, such as "
@@ -401,7 +402,8 @@ def run_sweep(
     words = [to_override(word) for word in overrides]
     words += [] if folder is None else [make_override("hydra.sweep.dir", folder)]
     words += [] if n_jobs is None else [f"hydra.launcher.n_jobs={n_jobs}"]
-    task, dirs = HydraTask(time.time()), to_folders(config_dir)
+    task = HydraTask(time.time())
+    dirs = to_folders(config_dir)
     given = CommandWords(words, dirs, is_sweep=True)
     with find_own_modules(dirs):
         context, config = compose_sweep(given)

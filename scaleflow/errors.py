@@ -142,7 +142,8 @@ def read_reason(error: BaseException) -> str:
 
 def find_cause(error: BaseException) -> BaseException:
     """Returns the innermost error with the user's code that a library's error hides, or else the error itself."""
-    found, each = error, error
+    found = error
+    each = error
     while not is_raised_in_words(each) and (hidden := each.__cause__ or each.__context__):
         each = hidden
         found = each if list_user_frames(each) else found

@@ -150,7 +150,8 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     """Records the evaluation in the run, and prints the metrics. `is_new`: the data are not those of the run."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
-    split, resolved = ready.split, ready.resolved
+    split = ready.split
+    resolved = ready.resolved
     is_usual = split == "test" or (split == ALL and is_new)
     name = dataset.name.replace("/", "-") + ("" if is_usual else f".{split}")
     (described,) = dataset.splits.values()
@@ -161,10 +162,12 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     try:
         tag = f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}"
         values: Mapping[str, float] = log_evaluation(run.tracker, run.model, name, events=[*events, *profiles], tag=tag)
-        code, error = FINISHED, ""
+        code = FINISHED
+        error = ""
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
-        code, error = FAILED, f"the metrics could not be recorded: {mask_secrets(read_reason(failed))}"
+        code = FAILED
+        error = f"the metrics could not be recorded: {mask_secrets(read_reason(failed))}"
     described = {**answer_model(run), "name": name, "split": split, "examples": ready.examples, "metrics": values}
     rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
     rows += [("profile", profile.line) for profile in profiles]

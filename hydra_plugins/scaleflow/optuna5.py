@@ -58,7 +58,8 @@ SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler", "
 PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "successive_halving": "SuccessiveHalvingPruner"}
 DIRECTIONS = ("minimize", "maximize")
 
-RESULTS, TRIALS = "optimization_results.yaml", "trials.csv"
+RESULTS = "optimization_results.yaml"
+TRIALS = "trials.csv"
 
 #: The most trials that are refused before a search ends in which no other one has run.
 MOST_REFUSED = 5
@@ -73,7 +74,8 @@ SEARCH = "scaleflow.search"
 CONTINUING = ("new", "rerun", "keep")
 
 #: Attributes of a trial: the id of the sweep's folder that runs it, and where that folder is.
-OWNER, SWEEP = "scaleflow.owner", "scaleflow.sweep"
+OWNER = "scaleflow.owner"
+SWEEP = "scaleflow.sweep"
 
 
 class OptunaSweeper(Sweeper):
@@ -106,7 +108,10 @@ class OptunaSweeper(Sweeper):
         params: Mapping[str, str] | None,
     ) -> None:
         self._count = n_trials
-        self._direction, self._sampler, self._pruner, self._seed = direction, sampler, pruner, seed
+        self._direction = direction
+        self._sampler = sampler
+        self._pruner = pruner
+        self._seed = seed
         self._storage = None if storage is None else storage.strip()
         self._name, self._params = study_name, dict(params or {})
         self._is_reseeded = False
@@ -120,7 +125,8 @@ class OptunaSweeper(Sweeper):
         if self._count < 1:
             raise HydraException(f"hydra.sweeper.n_trials={self._count}: expected at least 1")
         self._task: Any = task_function
-        self._context, self._config = hydra_context, config
+        self._context = hydra_context
+        self._config = config
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -274,7 +280,8 @@ class OptunaSweeper(Sweeper):
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
         number = refused = 0
         while True:
-            batch, left = left[:batch_size], left[batch_size:]
+            batch = left[:batch_size]
+            left = left[batch_size:]
             while len(batch) < batch_size and count_begun(study) < self._count:
                 batch.append(self._ask(study, owner, folder))
             if not batch:
@@ -293,7 +300,8 @@ class OptunaSweeper(Sweeper):
                 continue  # other combinations of the values may work
             is_stopped = runner is not None and runner.is_stopped
             for trial, returned in zip(batch, results, strict=True):
-                value, is_pruned = as_number(returned.return_value), trial.number in pruned
+                value = as_number(returned.return_value)
+                is_pruned = trial.number in pruned
                 tell_result(study, trial.number, value, is_pruned=is_pruned, is_stopped=is_stopped)
             number += len(batch)
             if is_stopped:
@@ -529,7 +537,9 @@ def make_distribution(override: Override) -> Any:
     if isinstance(sweep, ChoiceSweep):
         return optuna.distributions.CategoricalDistribution([to_plain_value(value) for value in sweep.list])
     if isinstance(sweep, RangeSweep):
-        low, stop, step = sweep.start or 0, sweep.stop or 0, sweep.step
+        low = sweep.start or 0
+        stop = sweep.stop or 0
+        step = sweep.step
         high = low + (math.ceil((stop - low) / step) - 1) * step  # `stop` is exclusive
         of_ints = isinstance(low, int) and isinstance(step, int)
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution

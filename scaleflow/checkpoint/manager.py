@@ -89,7 +89,8 @@ class CheckpointManager:
 
         Raises CheckpointError if this or an earlier one could not be written.
         """
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         if is_best:
             self._best = snapshot.step
         elif held is not None and held.step != snapshot.step:
@@ -108,7 +109,8 @@ class CheckpointManager:
         if options.every_epochs is options.every_steps is options.every_seconds is None:
             self.save(snapshot, is_best=True)
         else:
-            self._best, self._held = snapshot.step, snapshot
+            self._best = snapshot.step
+            self._held = snapshot
 
     def _report_slow_writing(self) -> None:
         """Emits one note per checkpoint that takes longer than `NOTE_SECONDS` to write."""

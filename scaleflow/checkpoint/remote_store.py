@@ -184,7 +184,8 @@ def read_local_chunks(path: Path) -> Iterator[bytes]:
 
 
 #: Seconds until the first and between later attempts after the store has failed. While somebody waits: the first.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
 
 
 def choose_kept(steps: Collection[int], keep: int, best: int | None) -> set[int]:

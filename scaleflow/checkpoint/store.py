@@ -193,7 +193,8 @@ def divide_names(tensors: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[list[s
     for name, value in tensors.items():
         if names and size + value.nbytes > PART_BYTES:
             yield names
-            names, size = [], 0
+            names = []
+            size = 0
         names.append(name)
         size += value.nbytes
     yield names

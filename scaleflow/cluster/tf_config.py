@@ -54,7 +54,8 @@ def parse_tf_config(text: str | None) -> TaskInfo:
 def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the sections `cluster` and `task`, after checking the roles."""
     sections = config if isinstance(config, dict) else {}
-    cluster, task = sections.get("cluster"), sections.get("task")
+    cluster = sections.get("cluster")
+    task = sections.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise ConfigError(f"TF_CONFIG: expected the keys `cluster` and `task`, for example {EXAMPLE}")
     if EVALUATOR in cluster or task.get("type") == EVALUATOR:
@@ -76,7 +77,8 @@ def parse_addresses(cluster: dict[str, Any], role: str) -> list[str]:
 
 
 def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
-    role, index = task.get("type"), task.get("index")
+    role = task.get("type")
+    index = task.get("index")
     if role not in cluster:
         raise ConfigError(f"TF_CONFIG: task.type={format_json(role)}: the cluster has only {', '.join(cluster)}")
     count = len(cluster[role])

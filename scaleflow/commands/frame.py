@@ -106,7 +106,8 @@ def explain_exit(error: BaseException) -> Outcome:
 
 def print_answer(outcome: Outcome) -> None:
     """Prints the answer to `--json`: in one line, the last one of standard output."""
-    code, signals = outcome.code, {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
+    code = outcome.code
+    signals = {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
     answer = {"exit_code": code, "error": (outcome.error or signals.get(code)) if code else None}
     try:
         values = dict(outcome.read())

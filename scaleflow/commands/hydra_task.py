@@ -47,7 +47,8 @@ class HydraTask:
     """
 
     def __init__(self, began: float, greeting: str = "") -> None:
-        self._began, self._greeting = began, greeting
+        self._began = began
+        self._greeting = greeting
         self._outcome: Outcome | None = None
         self._jobs: list[Outcome] = []  # of a Hydra launcher that is not scaleflow's, and runs them in this process
         self._sweep: SweepRunner | None = None
@@ -81,7 +82,8 @@ class HydraTask:
             from scaleflow.launcher.launch import run_job
             from scaleflow.runs import RunFolder
 
-        began, self.has_begun = time.time() if self.has_begun else self._began, True
+        began = time.time() if self.has_begun else self._began
+        self.has_begun = True
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         try:

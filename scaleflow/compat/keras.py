@@ -40,7 +40,8 @@ def find_functional(layer: Any) -> Any:
 
 def find_plain_graph(layer: Any) -> Any:
     """Returns the functional model of a layer as `find_functional` does, but None if its class overrides `call`."""
-    graph, kind = find_functional(layer), keras.Sequential if isinstance(layer, keras.Sequential) else Functional
+    graph = find_functional(layer)
+    kind = keras.Sequential if isinstance(layer, keras.Sequential) else Functional
     return graph if graph is not None and type(layer).call is kind.call else None
 
 
@@ -103,7 +104,9 @@ def list_lora_matrices(layer: Any) -> tuple[Any, Any, Any]:
 def remove_lora(layer: Any) -> None:
     """Removes LoRA from a layer. Keras removes it only in the file that it writes."""
     _, *matrices = list_lora_matrices(layer)
-    layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
+    layer.lora_enabled = False
+    layer.lora_rank = None
+    layer.lora_alpha = None
     for variable in matrices:
         layer._untrack_variable(variable)
 
@@ -216,8 +219,11 @@ def wrap_once(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 #: The steps of an optimizer's update that scaleflow replaces: the decay of weights, their moving averages, the sum of
 #: gradients over replicas; of a LossScaleOptimizer the update by finite gradients, and whether one is taken unscaled.
-DECAY, AVERAGE, SUM = "_apply_weight_decay", "_update_model_variables_moving_average", "_all_reduce_sum_gradients"
-FINITE, IS_UNSCALED = "_stateful_handle_finite_grads", "_overwrite_variable_with_gradient"
+DECAY = "_apply_weight_decay"
+AVERAGE = "_update_model_variables_moving_average"
+SUM = "_all_reduce_sum_gradients"
+FINITE = "_stateful_handle_finite_grads"
+IS_UNSCALED = "_overwrite_variable_with_gradient"
 
 #: The number of an optimizer's updates.
 ITERATIONS = "_iterations"
@@ -262,4 +268,5 @@ find_loss_mean = attrgetter("_loss_tracker")
 
 #: In a metric: `up` or `down` if larger or smaller results are better, for Keras's tuner. In a callback: the method
 #: that decides it, which Keras calls after the first epoch. Some have none.
-DIRECTION, DECIDE = "_direction", "_set_monitor_op"
+DIRECTION = "_direction"
+DECIDE = "_set_monitor_op"

@@ -569,7 +569,8 @@ def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = No
     try:
         fixed = put_values(config, resolve_once(config, {}) if values is None else values)
         if missing := sorted(OmegaConf.missing_keys(fixed)):
-            has, hint = "has" if len(missing) == 1 else "have", " ".join(f"{key}=..." for key in missing)
+            has = "has" if len(missing) == 1 else "have"
+            hint = " ".join(f"{key}=..." for key in missing)
             raise ConfigError(f"{', '.join(missing)}: {has} no default; write {hint}")
         resolved = OmegaConf.to_container(fixed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -588,12 +589,14 @@ def read_app_choices() -> dict[str, str]:
 def preserve_hydra_state() -> Iterator[None]:
     """Restores Hydra's global state after the block. Only one thread at a time can be in such a block."""
     with HYDRA_LOCK:
-        version, app = VersionBase.instance().getbase(), GlobalHydra.instance().hydra
+        version = VersionBase.instance().getbase()
+        app = GlobalHydra.instance().hydra
         GlobalHydra.instance().hydra = None
         try:
             yield
         finally:
-            VersionBase.instance().version_base, GlobalHydra.instance().hydra = version, app
+            VersionBase.instance().version_base = version
+            GlobalHydra.instance().hydra = app
 
 
 def read_composed_config(config: DictConfig) -> ComposedConfig:
@@ -601,8 +604,10 @@ def read_composed_config(config: DictConfig) -> ComposedConfig:
     own = HydraConfig.get()
     check_missing_values(own)
     typed: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
-    words, choices = CommandWords(list(map(str, typed))), select_group_choices(own.runtime.choices)
-    search, folder = list_module_folders(own.runtime), Path(own.runtime.output_dir)
+    words = CommandWords(list(map(str, typed)))
+    choices = select_group_choices(own.runtime.choices)
+    search = list_module_folders(own.runtime)
+    folder = Path(own.runtime.output_dir)
     return ComposedConfig(config, choices, search, folder=folder, words=words)
 
 

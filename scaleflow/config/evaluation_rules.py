@@ -51,7 +51,8 @@ def has_unknown_metric(plan: Plan) -> bool:
 
 def has_two_costs(plan: Plan) -> bool:
     """Whether the costs of errors and those of the threshold say different things."""
-    goal, given = plan.evaluation.threshold, (plan.evaluation.miss_cost, plan.evaluation.alarm_cost)
+    goal = plan.evaluation.threshold
+    given = (plan.evaluation.miss_cost, plan.evaluation.alarm_cost)
     if given == (1.0, 1.0) or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
         return False
     return not math.isclose(given[0] / given[1], goal.cost[0] / goal.cost[1])

@@ -187,10 +187,12 @@ def keep_values(raw: Any, resolved: Any) -> tuple[Any, dict[KeyPath, str]]:
     for path, text in list_interpolations(raw).items():
         if not RESOLVER.search(text) or reads_secret(text):
             continue
-        parent, value = kept, resolved
+        parent = kept
+        value = resolved
         try:
             for part in path[:-1]:
-                parent, value = parent[part], value[part]
+                parent = parent[part]
+                value = value[part]
             value = value[path[-1]]
         except (KeyError, IndexError, TypeError):
             continue

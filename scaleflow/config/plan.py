@@ -162,7 +162,8 @@ def make_key_rule(engine: ClusterEngine) -> Rule:
 def has_foreign_keys(plan: Plan, engine: ClusterEngine) -> bool:
     """Whether the config has keys that this engine has, and the config's own engine has not."""
     given = plan.config.get("cluster") or {}
-    own, defaults = list_engines()[given.get("name", Cluster.name)].own_keys, vars(engine.section())
+    own = list_engines()[given.get("name", Cluster.name)].own_keys
+    defaults = vars(engine.section())
     return any(key not in own and given.get(key, defaults[key]) != defaults[key] for key in engine.own_keys)
 
 
@@ -249,7 +250,8 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
     The rules refuse those keys, and name the engines that have them. Raises ConfigError if there is no such engine.
     """
-    given, engines = section if isinstance(section, Mapping) else {}, list_engines()
+    given = section if isinstance(section, Mapping) else {}
+    engines = list_engines()
     names: Any = tuple(engines)
     own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name")]
     foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
@@ -335,7 +337,8 @@ def find_batch_multiple(plan: Plan) -> int:
 
 def apply_restore_best(plan: Plan) -> Plan:
     """Returns a plan that exports the best checkpoint, by the value of `training.early_stopping` with restore_best."""
-    stopping, checkpoint = plan.training.early_stopping, plan.checkpoint
+    stopping = plan.training.early_stopping
+    checkpoint = plan.checkpoint
     if stopping is None or not stopping.restore_best or checkpoint.best is not None:
         return plan
     best = {"monitor": stopping.monitor, "mode": stopping.mode}

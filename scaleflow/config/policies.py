@@ -32,4 +32,5 @@ LOOK = Policy(looks_outside=False)
 EVALUATE = Policy(DATA, "evaluations")
 COMPARE = Policy((*DATA, "evaluation"), "evaluations")
 
-CHECK, PREDICT = Policy(work="data checks"), Policy(work="predictions")
+CHECK = Policy(work="data checks")
+PREDICT = Policy(work="predictions")

@@ -210,7 +210,9 @@ def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
     table without a target.
     """
     path = words[0] if words and "=" not in words[0] and find_ending(Path(words[0])) in READERS else ""
-    rest, typed, target = words[1:] if path and Path(path).exists() else list(words), list[str](), ""
+    rest = words[1:] if path and Path(path).exists() else list(words)
+    typed = list[str]()
+    target = ""
     unknown = [word for word in rest if word.startswith("-") and word.partition("=")[0] not in flags]
     for flag in unknown:
         name, is_joined, value = flag.partition("=")

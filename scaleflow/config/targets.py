@@ -125,7 +125,8 @@ def locate_target(target: Target) -> Any:
 def silence_hydra() -> Iterator[None]:
     """Keeps Hydra from logging an error that is raised and reported anyway."""
     logger = logging.getLogger("hydra.utils")
-    was_disabled, logger.disabled = logger.disabled, True
+    was_disabled = logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:

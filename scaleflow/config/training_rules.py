@@ -45,7 +45,8 @@ def is_fold(fold: tuple[int, int] | None) -> bool:
 
 
 def has_split_without_columns(plan: Plan) -> bool:
-    path, split = plan.dataset.target.path, plan.dataset.split
+    path = plan.dataset.target.path
+    split = plan.dataset.split
     is_by_column = split.by in ("group", "time", "column", "hash") or split.column or split.stratum
     return bool(is_by_column) and path.startswith("scaleflow.") and path not in (*WITH_COLUMNS, *FOLDERS)
 
@@ -73,7 +74,8 @@ def is_stopped_by_validation(plan: Plan) -> bool:
 
 
 def has_other_best(plan: Plan) -> bool:
-    stopping, best = plan.training.early_stopping, plan.checkpoint.best
+    stopping = plan.training.early_stopping
+    best = plan.checkpoint.best
     if stopping is None or best is None:
         return False
     monitors = {each.monitor.replace("auto", Best.monitor) for each in (best, stopping)}

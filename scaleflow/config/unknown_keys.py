@@ -152,7 +152,8 @@ def unknown_option_error(group: str, option: str, available: Sequence[str]) -> C
 
 def find_own_option(group: str, option: str) -> str:
     """Returns what to type for an option of the user's that is in a folder here; "" if there is none."""
-    base, name = Path(), option.removesuffix(".yaml")
+    base = Path()
+    name = option.removesuffix(".yaml")
     if re.fullmatch(r"[\w-]+", name):
         for found in (*base.glob(f"{group}/{name}.yaml"), *base.glob(f"*/{group}/{name}.yaml")):
             return f"--config-dir {shlex.quote(str(found.parents[1]))} {group}={name}"

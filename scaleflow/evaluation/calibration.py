@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: The parts of a cross-validation, and what draws them.
-PARTS, SEED = 5, 0xCA11
+PARTS = 5
+SEED = 0xCA11
 
 #: The least and the greatest factor of logits.
 FACTORS = 0.01, 100.0
@@ -94,7 +95,8 @@ def choose_threshold(
     scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights)
     if scores[0] < 1:  # a threshold that no row reaches
         scores, found, alarms = (np.append(first, each) for first, each in ((1, scores), (0, found), (0, alarms)))
-    precision, recall = divide_or(found, found + alarms), divide_or(found, found[-1:])
+    precision = divide_or(found, found + alarms)
+    recall = divide_or(found, found[-1:])
     if goal == "auto":
         at = int(divide_or(2 * found, found + alarms + found[-1]).argmax())
     elif goal.cost is not None:

@@ -10,10 +10,12 @@ from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
 
 #: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
-MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
+MOST_EXAMPLES = 1_000_000
+MOST_BYTES = 192 << 20
 
 #: The columns of the place of an example in its split, and of its weight.
-EXAMPLE, WEIGHT = "example", "weight"
+EXAMPLE = "example"
+WEIGHT = "weight"
 
 #: The most labels, or values, that have columns of their own.
 MOST_VALUES = 64
@@ -57,7 +59,8 @@ class PredictionCollector:
 
     def clear(self) -> None:
         """Forgets what was collected: another evaluation begins."""
-        self._parts, self.positions = [], {}
+        self._parts = []
+        self.positions = {}
 
     def add(self, places: Array, values: Mapping[str, Array]) -> None:
         """Adds examples.

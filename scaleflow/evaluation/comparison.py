@@ -131,11 +131,13 @@ def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores
     Classes are compared by their names with the targets of the first: the other model may not know all of them.
     Raises ConfigError if the models have other outputs.
     """
-    outputs, known = name_leaves(model.outputs), name_leaves(other.outputs)
+    outputs = name_leaves(model.outputs)
+    known = name_leaves(other.outputs)
     if outputs.keys() != known.keys():
         raise ConfigError("the models have other outputs")
     for name, described in outputs.items():
-        own, kinds = analyse_output(model, name, described), {choose_form(described), choose_form(known[name])}
+        own = analyse_output(model, name, described)
+        kinds = {choose_form(described), choose_form(known[name])}
         has_classes = kinds <= {"class", "best"}
         if len(kinds) > 1 and not has_classes:
             raise ConfigError("the models have other outputs")
@@ -143,13 +145,16 @@ def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores
         its_rows = np.arange(len(other.table)) if theirs is None else theirs.rows
         pair = model.column(EXAMPLE)[own.rows], other.column(EXAMPLE)[its_rows]
         examples, mine, its = np.intersect1d(*pair, assume_unique=True, return_indices=True)
-        rows, its_rows = own.rows[mine], its_rows[its]
+        rows = own.rows[mine]
+        its_rows = its_rows[its]
         if theirs is None:
             is_right = model.column("target", name)[rows] == other.column("prediction", name)[its_rows]
         others = is_right.astype(np.float64) if theirs is None else theirs.scores[its]
-        weights, units = model.weights(), find_units((model, rows), (other, its_rows))
+        weights = model.weights()
+        units = find_units((model, rows), (other, its_rows))
         of_rows = None if weights is None else weights[rows]
-        metric, scores = name_metric(name, own.measure), own.scores[mine]
+        metric = name_metric(name, own.measure)
+        scores = own.scores[mine]
         yield PairedScores(metric, own.is_error, examples, scores=scores, others=others, weights=of_rows, units=units)
 
 

@@ -33,11 +33,16 @@ BINS = 10
 
 #: The powers of probabilities that a calibration tries, its rounds for each, the examples that it uses, and the least
 #: probability that it sees.
-POWERS, FITTING_ROUNDS, MOST_FITTED, LEAST_CHANCE = np.geomspace(0.1, 2, 8), 12, 10_000, 1e-9
+POWERS = np.geomspace(0.1, 2, 8)
+FITTING_ROUNDS = 12
+MOST_FITTED = 10_000
+LEAST_CHANCE = 1e-9
 
 #: Labels are doubted only by a model with at most this share of a constant's errors, that is sure at this share of its
 #: own, and whose mean confidence is above its accuracy by at most this.
-ERRORS_LEFT, SURE_SHARE, MOST_TOO_SURE = 0.5, 2 / 3, 0.05
+ERRORS_LEFT = 0.5
+SURE_SHARE = 2 / 3
+MOST_TOO_SURE = 0.05
 
 #: The log loss, summed over examples, that a model has to save beyond what the calibration may save by chance.
 LEAST_SAVED = 4.0
@@ -88,11 +93,9 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
     column = predictions.column
     target, predicted = (number_classes(column(name, output), described.names) for name in ("target", "prediction"))
     rows = np.flatnonzero(target >= 0)
-    target, predicted, confidence = (
-        target[rows],
-        predicted[rows],
-        column("probability", output)[rows].astype(np.float64),
-    )
+    target = target[rows]
+    predicted = predicted[rows]
+    confidence = column("probability", output)[rows].astype(np.float64)
     is_answered = np.isfinite(confidence) & (predicted >= 0)
     columns = [f"probability_{name}" for name in names]
     chances = None
@@ -103,7 +106,8 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
     if not is_answered.all():
         is_bad = ~is_answered
         predicted = np.where(is_bad, target == 0, predicted)
-        confidence, of_target = np.where(is_bad, 0.0, confidence), np.where(is_bad, 0.0, of_target)
+        confidence = np.where(is_bad, 0.0, confidence)
+        of_target = np.where(is_bad, 0.0, of_target)
         rank = np.where(is_bad, count, rank)
         if chances is not None:
             others = (np.arange(count) != target[:, None]) / np.float32(max(1, count - 1))
@@ -261,7 +265,8 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
         average = intervals.area(value, intervals.weights * added, counts[0])
     if positives and others:
         value = float((true - true_steps / 2) @ false_steps) / positives / others
-        above, below = (others - false + false_steps / 2) / others, (true - true_steps / 2) / positives
+        above = (others - false + false_steps / 2) / others
+        below = (true - true_steps / 2) / positives
         placements = np.where(is_positive, above[step], below[step])
         added = (placements - value) / np.where(is_positive, positives, others)
         auc = intervals.area(value, intervals.weights * added, min(counts))
@@ -370,13 +375,17 @@ def calibrate(data: Classes, weights: Array) -> Classes:
         return data
     chances = np.maximum(data.chances, LEAST_CHANCE).astype(np.float64)
     places = np.unique(np.linspace(0, len(chances) - 1, MOST_FITTED).astype(np.int64))
-    target, fitted, shares, count = data.target[places], chances[places], weights[places], len(data.names)
+    target = data.target[places]
+    fitted = chances[places]
+    shares = weights[places]
+    count = len(data.names)
     if not shares.any():
         return data
     support = np.bincount(target, shares, count)
     best = math.inf, 1.0, np.ones(count)
     for power in POWERS:
-        powered, factors = fitted**power, np.ones(count)
+        powered = fitted**power
+        factors = np.ones(count)
         for _ in range(FITTING_ROUNDS):
             factors = divide_or(support, (shares / (powered @ factors)) @ powered)
         of_target = (powered * factors)[np.arange(len(target)), target] / (powered @ factors)
@@ -384,7 +393,8 @@ def calibrate(data: Classes, weights: Array) -> Classes:
         best = min(best, (loss, power, factors), key=lambda each: each[0])
     chances = chances ** best[1] * best[2]
     chances /= chances.sum(axis=1, keepdims=True)
-    of_target, confidence = chances[np.arange(len(chances)), data.target], chances.max(axis=1)
+    of_target = chances[np.arange(len(chances)), data.target]
+    confidence = chances.max(axis=1)
     return replace(data, predicted=chances.argmax(axis=1), confidence=confidence, of_target=of_target, chances=chances)
 
 
@@ -406,7 +416,8 @@ def find_label_errors(calibrated: Classes) -> Array:
     to make at most half of the errors of a constant, it has to be sure at most of them, and not more often than right.
     """
     data = calibrated
-    count, wrong = len(data.names), ~data.is_correct
+    count = len(data.names)
+    wrong = ~data.is_correct
     support = np.bincount(data.target, minlength=count)
     usual = divide_or(np.bincount(data.target, data.of_target, count), support, 1.0)
     places = np.flatnonzero(wrong & (data.confidence >= usual[data.predicted]))
@@ -567,10 +578,12 @@ def measure_labels(
     it.
     """
     assert data.chances is not None
-    target, predicted = data.target > 0.5, data.prediction > 0.5
+    target = data.target > 0.5
+    predicted = data.prediction > 0.5
     is_right = target == predicted
     is_known = data.find_measured(intervals)
-    counted, answered = target & data.is_used, predicted & data.is_used
+    counted = target & data.is_used
+    answered = predicted & data.is_used
     rates = rate_columns(counted, answered, counted & answered, counted | answered, intervals)
     del rates["iou"]
     macro = rates["f1"].select(is_known)

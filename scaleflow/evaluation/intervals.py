@@ -74,7 +74,8 @@ def bound_few(rates: Array, lows: Array, counts: Array, confidence: float) -> Ar
 def bound_logits(rates: Array, halves: Any) -> tuple[Array, Array]:
     """Returns the ends of intervals of rates between 0 and 1, which are so wide on the scale of the logit."""
     inner = np.clip(rates, 1e-12, 1 - 1e-12)
-    middle, half = np.log(inner / (1 - inner)), halves / (inner * (1 - inner))
+    middle = np.log(inner / (1 - inner))
+    half = halves / (inner * (1 - inner))
     low, high = (1 / (1 + np.exp(-np.clip(end, -700, 700))) for end in (middle - half, middle + half))
     return np.asarray(low), np.asarray(high)
 
@@ -225,7 +226,8 @@ class Intervals:
         low, high = bound_rates(np.array(value), np.array(count), quantile, self.confidence)
         if self.members is not None and inner > 1e-15:  # few large units may decide
             sides = bound_logits(np.array(value), quantile * np.sqrt(variance))
-            low, high = np.fmin(low, sides[0]), np.fmax(high, sides[1])
+            low = np.fmin(low, sides[0])
+            high = np.fmax(high, sides[1])
         return Figure(value, float(low), float(high))
 
     def area(self, value: float, influence: Array, count: float) -> Figure:
@@ -431,11 +433,13 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
         def is_above(factor: float) -> bool:
             return bool(np.percentile(np.abs(factor * means + chance).sum(axis=1), percentile) > value)
 
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         if is_above(0.0):
             return 0.0
         while not is_above(high) and high < 1e6:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         for _ in range(20):
             middle = (low + high) / 2
             low, high = (low, middle) if is_above(middle) else (middle, high)
@@ -477,7 +481,8 @@ def find_tied_distances(intervals: Intervals, shares: Array, values: Array, coun
 
 
 #: A class is rare for the area under the ROC curve if it has at most this many rows, and this share of the other's.
-MOST_RARE, RARE_SHARE = 300, 0.2
+MOST_RARE = 300
+RARE_SHARE = 0.2
 
 #: Rounds that fit a normal distribution with censored values.
 FITTING_ROUNDS = 60

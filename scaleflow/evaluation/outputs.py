@@ -51,7 +51,8 @@ MOST_BARS = 25
 MAX_CONFUSED_PAIRS = 10
 
 #: The most points of a scatter plot, and the bars of a histogram.
-MOST_DOTS, HISTOGRAM_BARS = 2000, 40
+MOST_DOTS = 2000
+HISTOGRAM_BARS = 40
 
 #: A class is rare if it has at most this share of the weight: its AUC and average precision are metrics of the run.
 RARE_CLASS = 0.2
@@ -126,9 +127,11 @@ def analyse_classes(
             figures |= measure_decisions(choose_likelier(data, data.chances), intervals)
     if costs is not None and len(data.names) == 2:
         miss_cost, alarm_cost = costs
-        is_missed, is_alarm = (data.target == 1) & ~data.is_correct, (data.target == 0) & ~data.is_correct
+        is_missed = (data.target == 1) & ~data.is_correct
+        is_alarm = (data.target == 0) & ~data.is_correct
         figures["cost_at_threshold"] = intervals.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
-    counts, weights = count_confusion(data, intervals.weights), intervals.weights
+    counts = count_confusion(data, intervals.weights)
+    weights = intervals.weights
     is_covered = np.array([], bool)
     if described.set_threshold is not None and data.chances is not None:
         sets = find_sets(described, data.chances)
@@ -279,7 +282,8 @@ def analyse_vectors(
 def read_vectors(predictions: Predictions, output: str, described: Outputs) -> Vectors:
     """Reads an output with values or labels, for the examples with a target that counts."""
     read = functools.partial(read_number_columns, predictions, output, described)
-    target, prediction = read(column="target"), read(column="prediction")
+    target = read(column="target")
+    prediction = read(column="prediction")
     chances = None if described.kind == "regression" else read(column="probability")
     has_target = np.isfinite(target)
     is_bad = has_target & ~np.isfinite(prediction if chances is None else prediction + chances)
@@ -288,7 +292,8 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> V
         if described.levels is not None:
             for end in bound_values(described, np.zeros((1, *described.model_shape))):
                 is_infinite = has_target & ~np.isfinite(read(column="prediction", end=f"_{end}"))
-                is_bad, is_used = is_bad | is_infinite, is_used & ~is_infinite
+                is_bad = is_bad | is_infinite
+                is_used = is_used & ~is_infinite
     else:
         is_used = has_target
         prediction = np.where(is_bad, target <= 0.5, prediction)
@@ -353,7 +358,8 @@ def analyse_positions(
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
         worst = np.argsort(-np.nan_to_num(columns["loss"], nan=np.inf), kind="stable")
-    measure, facts = "mae" if is_error else "accuracy", {"unit": "positions", "not_finite": int((bad > 0).sum())}
+    measure = "mae" if is_error else "accuracy"
+    facts = {"unit": "positions", "not_finite": int((bad > 0).sum())}
     if is_error and facts["not_finite"]:
         figures = dict.fromkeys(figures, Figure(math.nan))
     return OutputAnalysis(
@@ -424,7 +430,8 @@ def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> 
     """Draws the residuals of a value."""
     shown = np.unique(np.linspace(0, len(errors) - 1, MOST_DOTS).astype(int))
     label, suffix = (f" of {name}", f"_{name}") if name else ("", "")
-    x, y = prediction[shown], errors[shown]
+    x = prediction[shown]
+    y = errors[shown]
     ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
     chart = Chart("residuals", *ends, labels=("prediction", "prediction - target")).add_line(ends[0], (0, 0), "rule")
     scatter = Drawing(f"residuals{suffix}", f"Residuals{label}", chart.add_points(x, y).to_svg())
@@ -442,6 +449,7 @@ def draw_histogram(name: str, title: str, values: Array, label: str, weights: Ar
 def draw_by_position(values: Array) -> Drawing:
     is_known = np.isfinite(values)
     places = np.arange(1, len(values) + 1)[is_known]
-    y, labels = (0, float(values[is_known].max())), ("position in the sequence", "perplexity")
+    y = (0, float(values[is_known].max()))
+    labels = ("position in the sequence", "perplexity")
     chart = Chart("perplexity by position", (1, len(values)), y, labels=labels)
     return Drawing("positions", "Perplexity by position", chart.add_line(places, values[is_known]).to_svg())

@@ -29,10 +29,12 @@ Metrics = Mapping[str, Callable[..., Any]]
 SCORES = ("y_score", "y_prob", "y_proba", "y_pred_proba", "scores", "probabilities")
 
 #: The most resamples of an interval, and the fewest.
-MOST_RESAMPLES, FEWEST_RESAMPLES = 200, 50
+MOST_RESAMPLES = 200
+FEWEST_RESAMPLES = 50
 
 #: The parts of the rows that are left out in turn if there is no time for resamples, and the fewest.
-MOST_PARTS, FEWEST_PARTS = 40, 10
+MOST_PARTS = 40
+FEWEST_PARTS = 10
 
 
 def measure_own(
@@ -54,16 +56,23 @@ def measure_own(
         return {}, dict.fromkeys(metrics, "examples with many positions are kept as sums only")
     if form in ("class", "best"):
         data = read_classes(predictions, output, described)
-        rows, target, predicted, chances = data.rows, data.target, data.predicted, data.chances
+        rows = data.rows
+        target = data.target
+        predicted = data.predicted
+        chances = data.chances
         if chances is not None and len(data.names) == 2:
             chances = chances[:, 1]
     else:
         vectors = read_vectors(predictions, output, described)
-        rows, target, predicted, chances = vectors.rows, vectors.target, vectors.prediction, vectors.chances
+        rows = vectors.rows
+        target = vectors.target
+        predicted = vectors.prediction
+        chances = vectors.chances
         if why := find_gap(vectors):
             return {}, dict.fromkeys(metrics, why)
         if len(predicted.T) == 1:
-            target, predicted = target[:, 0], predicted[:, 0]
+            target = target[:, 0]
+            predicted = predicted[:, 0]
     weights = predictions.weights()
     own = None if weights is None else weights[rows].astype(np.float64)
     units = predictions.units and predictions.units.take(rows)

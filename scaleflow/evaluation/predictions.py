@@ -105,13 +105,17 @@ def to_column(values: Array) -> Any:
 VERSION = 1
 
 #: The name of the file, and the key of its schema's metadata that has the rest of the record.
-PREDICTIONS, METADATA = "predictions.parquet", b"scaleflow.predictions"
+PREDICTIONS = "predictions.parquet"
+METADATA = b"scaleflow.predictions"
 
 #: The columns that say where an example comes from, besides its place in the split: its file, its row, the user's id.
-FILE, ROW, ID = "file", "row", "id"
+FILE = "file"
+ROW = "row"
+ID = "id"
 
 #: The columns by which `dataset.split` divided the examples: the number of the group, or the time.
-GROUP, TIME = "group", "time"
+GROUP = "group"
+TIME = "time"
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,8 @@ def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[s
             "prediction": mask_values(name_classes(values["prediction"]), is_bad),
             "probability": to_column(values["probability"]),
         }
-        chance, rank = values["target_probability"], values["target_rank"]
+        chance = values["target_probability"]
+        rank = values["target_rank"]
     else:
         predicted = PredictionColumns({"": described}).convert({"": values["output"]})
         chances = np.stack([each for name, each in predicted.items() if name.startswith("probability_")], axis=1)

@@ -88,11 +88,13 @@ def measure_vector_skills(predictions: Predictions, output: str, described: Outp
     for n, name in enumerate(names[:MAX_PARTS]):
         end = "" if count == 1 else f"/{name}"
         is_used = vectors.is_used[:, n]
-        target, prediction = vectors.target[is_used, n], vectors.prediction[is_used, n]
+        target = vectors.target[is_used, n]
+        prediction = vectors.prediction[is_used, n]
         if vectors.chances is None:
             skills[f"rank_correlation{end}"] = Skill(correlate_ranks(target, prediction), 0.0)
             continue
-        is_label, said = target > 0.5, prediction > 0.5
+        is_label = target > 0.5
+        said = prediction > 0.5
         support = np.array([np.sum(~is_label), np.sum(is_label)], np.float64)
         if not support.all():
             continue

@@ -73,7 +73,8 @@ class Cache:
         if str(self.folder).startswith("~"):
             raise OSError("there is no home folder")
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock, has_waited = FileLock(path.with_suffix(".lock")), False
+        lock = FileLock(path.with_suffix(".lock"))
+        has_waited = False
         try:
             with contextlib.suppress(OSError, NotImplementedError):  # nothing can be locked here: each process makes it
                 try:
@@ -111,7 +112,8 @@ class Cache:
         return None
 
     def _delete_old(self, suffix: str) -> None:
-        oldest, own = time.time() - KEPT_DAYS * 86_400, re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
+        oldest = time.time() - KEPT_DAYS * 86_400
+        own = re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # other processes delete, too
                 if own.fullmatch(path.name) and path.stat().st_mtime < oldest:

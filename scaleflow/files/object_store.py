@@ -23,7 +23,9 @@ CREDENTIALS = {
 }
 
 #: Time limits: of a connection, of a request, and of an answer with all repetitions. In seconds.
-CONNECT_SECONDS, REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 20.0, 60.0
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
 
 #: How often a request is made until it fails.
 ATTEMPTS = 3

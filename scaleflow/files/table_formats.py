@@ -28,7 +28,9 @@ FORMATS = {
 
 
 #: Delimiters that are recognised, in so many of the first lines, in so many bytes.
-DELIMITERS, FIRST_LINES, SAMPLE = ";\t|", 20, 1 << 16
+DELIMITERS = ";\t|"
+FIRST_LINES = 20
+SAMPLE = 1 << 16
 
 #: What Excel writes in the first line to name the delimiter.
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\n\r])"?', re.IGNORECASE)
@@ -120,7 +122,8 @@ class CsvForm:
 
     def check(self, path: str, format_name: str) -> None:
         """Rejects options that are wrong, or that a file does not need."""
-        delimiter, encoding = self.delimiter, self.encoding
+        delimiter = self.delimiter
+        encoding = self.encoding
         if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
             raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
         try:

@@ -25,12 +25,14 @@ class SteadyClock:
     def read(self) -> float:
         """Returns the time: at least that of the last call, and of the time that has passed since."""
         with self._lock:
-            ticks, now = time.monotonic(), time.time()
+            ticks = time.monotonic()
+            now = time.time()
             if now >= self._last:
                 self._added = 0.0
             elif now + self._added < self._last:
                 self._added = self._last + (ticks - self._ticks) - now
-            self._last, self._ticks = now + self._added, ticks
+            self._last = now + self._added
+            self._ticks = ticks
             return self._last
 
 

@@ -208,12 +208,14 @@ class LearnedChanges:
     @cached_property
     def other_inputs(self) -> Collection[str]:
         """The names of the inputs whose features mean something else than in the old run."""
-        before, after = self.old.preprocessing, self.new.preprocessing
+        before = self.old.preprocessing
+        after = self.new.preprocessing
 
         def differs(name: str) -> bool:
             if name not in before or name not in after:
                 return name in before or name in after
-            old, new = before[name], after[name]
+            old = before[name]
+            new = after[name]
             return old.path != new.path or (self.is_anew and old.learned != new.learned)
 
         return {name for name in name_leaves(self.new.inputs) if differs(name)}
@@ -246,7 +248,8 @@ class LearnedChanges:
         return "; ".join((*self._describe_inputs(), *self._describe_outputs()))
 
     def _describe_inputs(self) -> Iterator[str]:
-        before, after = name_leaves(self.old.inputs), name_leaves(self.new.inputs)
+        before = name_leaves(self.old.inputs)
+        after = name_leaves(self.new.inputs)
         for name in after:
             label = name or "inputs"
             if name not in before:
@@ -261,7 +264,8 @@ class LearnedChanges:
 
     def _describe_outputs(self) -> Iterator[str]:
         for name, new in name_leaves(self.new.outputs).items():
-            old, label = self.find_old(name), name or self.new.reading.get("target") or "outputs"
+            old = self.find_old(name)
+            label = name or self.new.reading.get("target") or "outputs"
             known = set(() if old is None else old.names or ())
             if added := count_new([each for each in new.names or () if each not in known], "class") if known else "":
                 yield f"{label}: {added}"

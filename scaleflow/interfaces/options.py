@@ -26,7 +26,8 @@ def check_options(group: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Returns a decorator that checks the arguments of each call, which are options of a config group."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+        hints = get_type_hints(function, include_extras=True)
 
         @functools.wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:

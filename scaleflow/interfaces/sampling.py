@@ -20,7 +20,8 @@ class Sampling:
 
     def check(self, name: Callable[[str], str] = "{}=".format) -> None:
         """Raises ConfigError if a value is out of its range; `name` begins the message with the name of a value."""
-        whole, number = "expected a whole number, at least", "expected a number"
+        whole = "expected a whole number, at least"
+        number = "expected a number"
         for key, value, least, rule in (
             ("tokens", self.tokens, 1, f"{whole} 1"),
             ("temperature", self.temperature, 0, f"{number}, at least 0"),

@@ -342,11 +342,16 @@ class Snapshot:
 
 #: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
 #: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
-PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
+PREDICTION = "prediction"
+MEMBERS = "members"
+SHARES = "shares"
+HELD_OUT = "held_out"
 
 #: The name of the number of examples of a split with outputs that are not finite, among the values of an evaluation.
 NOT_FINITE = "not_finite"
 
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.
-STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"
+STEP_SCOPE = "train_step"
+READ_SCOPE = "read_batch"
+SUM_SCOPE = "sum_over_replicas"

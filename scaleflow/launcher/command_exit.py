@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FINISHED, FAILED, REFUSED, NOT_PROMOTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+FINISHED = 0
+FAILED = 1
+REFUSED = 2
+NOT_PROMOTED = 3
+INTERRUPTED = 130
+TERMINATED = 143
 
 #: The flag of every command that asks for one JSON object as the last line of standard output.
 JSON = "--json"

@@ -50,7 +50,8 @@ IMPORTING = "importing TensorFlow"
 QUIET_SHARE = 0.02
 
 #: A phase tells nothing new in such lines: its pauses grow faster, up to so many seconds.
-PHASE_SHARE, LONGEST_QUIET = 0.5, 600.0
+PHASE_SHARE = 0.5
+LONGEST_QUIET = 600.0
 
 #: A phase gets no such line in its first seconds, because it may end at once.
 SHORTEST_SHOWN = 0.5
@@ -249,7 +250,8 @@ class Display:
         self._show_phase(phase)
 
     def _end_phase(self, now_ms: int | None = None) -> None:
-        phase, self._phase = self._phase, None
+        phase = self._phase
+        self._phase = None
         if phase is None:
             return
         self._hide_phase()

@@ -157,7 +157,8 @@ def run_job(config: DictConfig, started: float) -> Outcome:
 
 def describe_longer(spec: RunSpec) -> str:
     """Returns how a finished run is trained longer. After early stopping, more epochs would end at once."""
-    state, training = RunState.read(spec.folder), spec.plan.training
+    state = RunState.read(spec.folder)
+    training = spec.plan.training
     steps = state.length.get("max_steps", 0)
     if training.early_stopping is not None and state.step < steps:
         again = f"{name_command('rerun')} {shlex.quote(os.path.relpath(spec.folder))} training.early_stopping=null"
@@ -311,7 +312,8 @@ def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopReques
 
 def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool) -> Outcome:
     """Runs a run whose folder is locked; returns the outcome of the command."""
-    spec, recorder = monitor.spec, monitor.recorder
+    spec = monitor.spec
+    recorder = monitor.recorder
     for line in describe_part(spec, is_resumed):
         monitor.display.print_line(line)
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
@@ -324,7 +326,8 @@ def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resume
         if monitor.hooks is not None:
             monitor.hooks.after_run({"exit_code": code, **answer_run(spec.folder)})
         return Outcome(code, partial(answer_run, spec.folder))
-    message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
+    message = str(mask_secrets(str(monitor.refusal)))
+    folder = os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.task.trains:
         message += f"\nthe training until step {step} is in {folder}; "
         message += f"to record it, run {name_command('sync')} {shlex.quote(folder)}"
@@ -409,7 +412,9 @@ def refuse_used_folder(spec: RunSpec) -> None:
 
 def discard_refused(monitor: RunMonitor) -> None:
     """Removes the files of a refused run, unless a log says more, or something was trained."""
-    spec, state, recorder = monitor.spec, monitor.state, monitor.recorder
+    spec = monitor.spec
+    state = monitor.state
+    recorder = monitor.recorder
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(1.0)
         if recorder.is_alive():  # ending while a store is being created would leave an incomplete store

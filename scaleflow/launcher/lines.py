@@ -28,10 +28,13 @@ class Column(NamedTuple):
 
 #: The metrics of a line, in its order; with their ranks.
 METRIC_RANKS = {"train/loss": 3, "train/accuracy": 5, "train/mae": 5, "val/loss": 2, "val/accuracy": 1, "val/mae": 1}
-RATE_RANK, LEFT_RANK = 6, 4
+RATE_RANK = 6
+LEFT_RANK = 4
 
 #: The usual widths of a number, of examples per second, and of the time left.
-NUMBER_WIDTH, RATE_WIDTH, LEFT_WIDTH = 7, 20, 15
+NUMBER_WIDTH = 7
+RATE_WIDTH = 20
+LEFT_WIDTH = 15
 
 
 def measure_width(stream: TextIO) -> int | None:
@@ -71,7 +74,8 @@ def wrap_line(text: str, width: int | None, indent: int = 2) -> list[str]:
     """
     if width is None or len(text) <= width:
         return [text]
-    room, text = width - indent, re.sub(r"(?<=\d) (?=(s|ms|min|h|MB|%)\b)", FIXED, text)
+    room = width - indent
+    text = re.sub(r"(?<=\d) (?=(s|ms|min|h|MB|%)\b)", FIXED, text)
     parts = [part if len(part) > room else part.replace(" ", FIXED) for part in re.split(r"( {2,})", text)]
     parts[1::2] = re.findall(r" {2,}", text)
     line = "".join(parts) if len(parts) > 1 else text
@@ -111,7 +115,8 @@ def lay_out_table(
         width: of the terminal; None: any.
         less: the columns that may be left out, the first one first.
     """
-    names, rows = cells[0], cells[1:]
+    names = cells[0]
+    rows = cells[1:]
     broken = {name: re.sub(r"([./])(?=\w)| ", r"\1\n", name, count=1).split("\n") for name in names}
     for heads, out in [({name: [name] for name in names}, 0), *((broken, n) for n in range(len(less) + 1))]:
         shown = [n for n, name in enumerate(names) if name not in less[:out]]
@@ -137,7 +142,8 @@ def lay_out_table(
 def format_run_line(event: RunReady) -> str:
     """Returns the first line of a run: its name, its model, its devices and its length."""
     resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
-    total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])
+    total = int(resolved["parameters"])
+    trainable = int(resolved["trainable_parameters"])
     by_epoch = json.loads(resolved.get("trainable_parameters_by_epoch", "{}"))
     later = "".join(f", from epoch {epoch} on {number:,}" for epoch, number in by_epoch.items() if epoch != "0")
     count = f"all {total:,}" if trainable == total and not later else f"{by_epoch.get('0', trainable):,} of {total:,}"

@@ -193,7 +193,8 @@ def to_arrow(data: Any) -> Any:
 
     if isinstance(data, pyarrow.Table):
         return data
-    module, name = type(data).__module__, type(data).__qualname__
+    module = type(data).__module__
+    name = type(data).__qualname__
     if name != "DataFrame" or module.partition(".")[0] != "pandas":
         raise ConfigError(f"run(data={name}): expected a pandas DataFrame or a pyarrow Table; convert it to one")
     if other := next((each for each in data.columns if not isinstance(each, str)), None):

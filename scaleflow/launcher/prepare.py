@@ -161,7 +161,8 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
 
     Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
-    target, is_here = plan.dataset.target, plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
+    target = plan.dataset.target
+    is_here = plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
     data_dir = target.arguments.get("data_dir")
     if not is_here or data_dir is None or not target.path.startswith("scaleflow.dataset."):
         return
@@ -248,7 +249,8 @@ def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
 
 def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     """Replaces `strategy=auto` by multi_worker, or by parameter_server, if TF_CONFIG names several processes."""
-    cluster, engine = plan.cluster, find_engine(plan.cluster)
+    cluster = plan.cluster
+    engine = find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
         several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
         return set_values(plan, {"strategy.name": "multi_worker"}) if several and plan.strategy.is_auto else plan

@@ -66,10 +66,14 @@ def run_end_tasks(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str
 
 def finish_run(monitor: RunMonitor) -> None:
     """Waits for the recorder, does the end tasks, and prints how the run ended and where its results are."""
-    spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
+    spec = monitor.spec
+    state = monitor.state
+    recorder = monitor.recorder
+    display = monitor.display
     folder = os.path.relpath(spec.folder)
     duration = format_duration(measure_since(spec.started))
-    signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
+    signals = monitor.stop.times
+    patience = spec.plan.tracking.flush_seconds
     if spec.plan.tracking.name != "none" and spec.records:
         display.begin_phase("recording the run in MLflow")
     waiting_since = time.monotonic()
@@ -151,10 +155,12 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
     """Returns rows with the run's last metrics, each beside its baselines; jobs of a sweep leave out the baselines."""
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
-    rows, middle = [], "median" if spec.plan.objective.levels else "mean"
+    rows = []
+    middle = "median" if spec.plan.objective.levels else "mean"
     shown = known if state.status == "FINISHED" else state  # a resumed run repeats no value that it has recorded
     for name in shown.results:
-        reference, metric = baseline.get(name), name.rpartition("/")[2]
+        reference = baseline.get(name)
+        metric = name.rpartition("/")[2]
         why = f": {PREDICTIONS[metric]}".replace("mean", middle) if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
         fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]

@@ -40,7 +40,9 @@ def build(
     """
     check_columns(inputs)
     raw = make_inputs(inputs)
-    vectors, numbers, labels = [], [], label_leaves(inputs)
+    vectors = []
+    numbers = []
+    labels = label_leaves(inputs)
     for name, spec in inputs.items():
         if spec.vocabulary is None:
             numbers.append(scale_numbers(raw[name], spec))

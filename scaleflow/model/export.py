@@ -183,10 +183,12 @@ def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tens
         return {key: tf.squeeze(each, -1) if each.shape[1:] == (1,) else each for key, each in found.items()}
     if not is_one_of_several(described):
         return {"prediction": chances >= 0.5, "probability": chances}
-    best, chance = tf.argmax(chances, axis=-1), tf.reduce_max(chances, axis=-1)
+    best = tf.argmax(chances, axis=-1)
+    chance = tf.reduce_max(chances, axis=-1)
     if described.threshold is not None:
         is_second = chances[..., 1] >= described.threshold
-        best, chance = tf.cast(is_second, tf.int64), tf.where(is_second, chances[..., 1], chances[..., 0])
+        best = tf.cast(is_second, tf.int64)
+        chance = tf.where(is_second, chances[..., 1], chances[..., 0])
     prediction = best if described.names is None else tf.gather(tf.constant(described.names), best)
     found = {"prediction": prediction, "probability": chance}
     return (
@@ -226,10 +228,12 @@ ON_RAW_INPUTS = "_on_raw_inputs"
 #: The end of the name of each preprocessing that such a model begins with.
 PREPROCESSING = "_preprocessing"
 
-EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
+EXAMPLE = "input_example.npy"
+EXAMPLES = "input_example.npz"
 
 #: The file with the trained model's outputs for the example, and the name of a single one there.
-ANSWERS, SINGLE = "example_outputs.npz", "outputs"
+ANSWERS = "example_outputs.npz"
+SINGLE = "outputs"
 
 #: An encoded picture, in place of the array that an input is decoded to.
 PICTURE = Inputs((), "string")

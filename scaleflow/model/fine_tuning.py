@@ -194,7 +194,9 @@ def train_lora(model: keras.Model) -> None:
     for layer in private.flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
             weights, first, second = private.list_lora_matrices(layer)
-            weights.trainable, first.trainable, second.trainable = False, True, True
+            weights.trainable = False
+            first.trainable = True
+            second.trainable = True
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
@@ -218,7 +220,8 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
 
     Raises ConfigError if a pattern matches no layer.
     """
-    setting, left_out = f"optimizer.no_decay=[{', '.join(excluded)}]", set[int]()
+    setting = f"optimizer.no_decay=[{', '.join(excluded)}]"
+    left_out = set[int]()
     layers = [layer for _, layer in walk_layers(model)]
     for name in excluded:
         if name == "bias":

@@ -39,7 +39,9 @@ class WholeWindow:
     """
 
     def __init__(self, model: Callable[[Any], Any], window: int, dtype: str = "int32") -> None:
-        self._model, self._window, self._dtype = model, window, dtype
+        self._model = model
+        self._window = window
+        self._dtype = dtype
 
     def __call__(self, tokens: Sequence[int]) -> Logits:
         padded = np.zeros([1, self._window], self._dtype)
@@ -69,7 +71,9 @@ class CachedGpt:
     def __init__(self, model: keras.Model, window: int) -> None:
         layer = model.get_layer
         attentions = [layer(f"block{number}_attention") for number in range(1, count_blocks(model) + 1)]
-        self._heads, self._width, self._window = attentions[0].num_heads, attentions[0].key_dim, window
+        self._heads = attentions[0].num_heads
+        self._width = attentions[0].key_dim
+        self._window = window
         self._tokens, self._positions = (tf.constant(layer(name).embeddings) for name in ("tokens", "positions"))
         self._blocks = [
             (
@@ -101,7 +105,8 @@ class CachedGpt:
 
     def _compute(self, ids: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
         """Returns the logits [vocabulary] after token `last` of `ids` [n], whose places begin at `first`."""
-        count, heads = ids.shape[0], self._heads
+        count = ids.shape[0]
+        heads = self._heads
         places = first + tf.range(count)
         x = tf.gather(self._tokens, ids) + tf.gather(self._positions, places)
         later = tf.where(tf.range(self._window)[None] > places[:, None], -np.inf, 0.0)
@@ -216,7 +221,8 @@ def choose_token(logits: Logits, sampling: Sampling, draw: np.random.Generator, 
     shares /= shares.sum()
     if sampling.top_p < 1:
         kept = 1 + int(np.searchsorted(np.cumsum(shares), sampling.top_p))  # those that reach it
-        order, shares = order[:kept], shares[:kept] / shares[:kept].sum()
+        order = order[:kept]
+        shares = shares[:kept] / shares[:kept].sum()
     return int(draw.choice(order, p=shares))
 
 

@@ -18,7 +18,8 @@ from scaleflow.model.layers import check_shape, head
 CAFFE_MEAN = (103.939, 116.779, 123.68)
 
 #: Mean and deviation of ImageNet's colours (red, green, blue), for pixels in [0, 1].
-TORCH_MEAN, TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TORCH_MEAN = (0.485, 0.456, 0.406)
+TORCH_DEVIATION = (0.229, 0.224, 0.225)
 
 #: Beginnings of the names of networks that take pixels in [0, 255] and preprocess them themselves.
 OWN_PREPROCESSING = ("EfficientNet", "ConvNeXt", "MobileNetV3")

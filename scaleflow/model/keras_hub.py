@@ -135,7 +135,8 @@ def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[
     """
     check_shape(inputs, "keras_hub")
     raw, x = entry(inputs)
-    scale, offset = getattr(converter, "scale", None), getattr(converter, "offset", None)
+    scale = getattr(converter, "scale", None)
+    offset = getattr(converter, "offset", None)
     if scale is not None or offset is not None:
         scale = np.multiply(1 if scale is None else scale, 255).tolist()
         x = keras.layers.Rescaling(scale, offset=0.0 if offset is None else offset)(x)

@@ -77,7 +77,8 @@ def correct_keras_add() -> None:
     def add(keras_add: Callable[[Any, Any], Any], x1: Any, x2: Any) -> Any:
         if not is_misread_as_bias(to_static_shape(x1), to_static_shape(x2)):
             return keras_add(x1, x2)
-        x1, x2 = keras.ops.convert_to_tensor(x1), keras.ops.convert_to_tensor(x2)
+        x1 = keras.ops.convert_to_tensor(x1)
+        x2 = keras.ops.convert_to_tensor(x2)
         dtype = keras.backend.result_type(x1.dtype, x2.dtype)
         return tf.add(tf.cast(x1, dtype), tf.cast(x2, dtype))
 

@@ -35,7 +35,8 @@ from scaleflow.model.layers import make_inputs, order_levels
 
 #: The largest share of a BatchNorm's initial statistics that may be left at the end of a run, without a warning; and
 #: the one at which they count as learned.
-LARGEST_SHARE, SMALL_SHARE = 0.2, 0.05
+LARGEST_SHARE = 0.2
+SMALL_SHARE = 0.05
 
 
 #: The largest .keras file that a run loads again at its end, in bytes: the copy needs as much memory.
@@ -328,7 +329,8 @@ def list_own_code(config: Any) -> Iterator[tuple[str, str]]:
             yield from list_own_code(part)
     if not isinstance(config, Mapping) or "class_name" not in config:
         return
-    kind, name = config["class_name"], config.get("registered_name")
+    kind = config["class_name"]
+    name = config.get("registered_name")
     if kind == "__lambda__":
         yield "a lambda of a Lambda layer", ""
     elif kind == "function":

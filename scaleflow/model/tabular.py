@@ -121,10 +121,12 @@ MOST_ONE_HOT = 9
 FOLDS = 8
 
 #: Periodic functions of a number, and the features that they become.
-FREQUENCIES, WAVE_FEATURES = 16, 3
+FREQUENCIES = 16
+WAVE_FEATURES = 3
 
 #: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
-BINS, BIN_FEATURES = 16, 8
+BINS = 16
+BIN_FEATURES = 8
 
 #: The largest slope of a piece, between equal or close quantiles: it multiplies what runtimes round otherwise.
 STEEP = 256
@@ -133,12 +135,15 @@ STEEP = 256
 FREQUENCY = 0.1
 
 #: With Adam a weight learns as fast as the factor that is taken out of it: scales fast, frequencies slowly.
-FAST, SLOW = 6.0, 0.1
+FAST = 6.0
+SLOW = 0.1
 
 
 #: From how many rows on members are wider, and from how many on they are fewer; from how many columns on numbers are
 #: only scaled: more costs more than the error that is left to gain.
-WIDE_ROWS, MANY_ROWS, MANY_COLUMNS = 20_000, 100_000, 200
+WIDE_ROWS = 20_000
+MANY_ROWS = 100_000
+MANY_COLUMNS = 200
 
 
 def choose_sizes(inputs: InputStructure, examples: int, folds: int = 0) -> Mapping[str, Any]:
@@ -198,13 +203,17 @@ def build(
     activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
     first, *later = to_list(units)
     kinds = divide_members(members, numbers if columns else "plain")
-    hidden, begin, letters = [], 0, "bd" if shared else "bkd"
+    hidden = []
+    begin = 0
+    letters = "bd" if shared else "bkd"
     for kind, count in kinds.items():
         suffix = f"_{kind}" if len(kinds) > 1 else ""
         own = 0 if shared else count
         x = concatenate_all([*embed_numbers(columns, kind, own), *take_features(features, begin, own)])
         x = weigh(x, f"scales{suffix}")
-        name, equation, begin = f"hidden1{suffix}", f"{letters},kdw->bkw", begin + count
+        name = f"hidden1{suffix}"
+        equation = f"{letters},kdw->bkw"
+        begin = begin + count
         hidden.append(add_layer(x, equation, (count, first), name=name, bias=normal(1.0), activation=activation))
     x = concatenate_all(hidden, axis=1)
     labelled = name_members(outputs)
@@ -213,7 +222,8 @@ def build(
         x = add_layer(x, "bkd,kdw->bkw", (members, width), name=name, bias=normal(1.0), activation=activation)
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
-        count, label = math.prod(each.shape), labelled[name]
+        count = math.prod(each.shape)
+        label = labelled[name]
         # one value last would make its bias a column, whose sum LiteRT does not have
         values = add_layer(x, "bkd,kdc->bck", (count, members), name=f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
@@ -234,8 +244,10 @@ def read_columns(
     Args:
         members: how many have embeddings of their own; 0 if all share one.
     """
-    columns, features = [], []
-    specs, labels = name_leaves(inputs), label_leaves(inputs)
+    columns = []
+    features = []
+    specs = name_leaves(inputs)
+    labels = label_leaves(inputs)
     for name, tensor in name_leaves(raw).items():
         spec = specs[name]
         check_column(name, spec)
@@ -340,7 +352,8 @@ def embed_by_waves(x: Any) -> Any:
 
     Numbers [b, k, n] of members become [b, k, WAVE_FEATURES, n].
     """
-    kernel, bias = normal(FREQUENCY / SLOW), uniform(0.5 / SLOW)
+    kernel = normal(FREQUENCY / SLOW)
+    bias = uniform(0.5 / SLOW)
     angle = embed_each(x, "", "f", count=FREQUENCIES, name="frequencies", kernel=kernel, bias=bias)
     waves = compute_waves(angle * SLOW)
     kernel, bias = (uniform(FREQUENCIES**-0.5 / SLOW) for _ in range(2))
@@ -354,7 +367,8 @@ SINE = (6.283185280288333, -41.34168067238345, 81.60248090976073, -76.5812863714
 def compute_waves(x: Any) -> Any:
     """Returns the cosines of 2 pi x: XLA compiles this for a CPU to a tenth of the time of its cosine (measured)."""
     x = 0.25 - ops.abs(x - ops.round(x))
-    square, value = x * x, SINE[-1]
+    square = x * x
+    value = SINE[-1]
     for factor in SINE[-2::-1]:
         value = value * square + factor
     return value * x
@@ -366,11 +380,13 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     Numbers [b, k, n] of members become [b, k, BIN_FEATURES, n].
     """
     knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)].T
-    low, high = knots[:-1], knots[1:]
+    low = knots[:-1]
+    high = knots[1:]
     is_narrow = high - low < 1 / STEEP  # it rises before a value that may be frequent, by more than rounding
     low = np.where(is_narrow, high - 1.01 / STEEP, low)
     slopes = (1 / np.where(is_narrow, 1 / STEEP, high - low)).astype(np.float32)
-    least, most = np.zeros((BINS, 1), np.float32), np.ones((BINS, 1), np.float32)
+    least = np.zeros((BINS, 1), np.float32)
+    most = np.ones((BINS, 1), np.float32)
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
     shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
@@ -396,7 +412,8 @@ def embed_each(x: Any, taken: str, given: str, count: int, name: str, kernel: An
 def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
     """Returns scale and offset such that the median becomes 0 and the interquartile range 1."""
     middle = len(quantiles) // 2
-    median, spread = quantiles[middle], quantiles[-1 - middle // 2] - quantiles[middle // 2]
+    median = quantiles[middle]
+    spread = quantiles[-1 - middle // 2] - quantiles[middle // 2]
     if not spread:
         spread = (quantiles[-1] - quantiles[0]) / 2
     scale = 1 / spread if spread else 0.0
@@ -440,4 +457,5 @@ def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: An
     return layer(x)
 
 
-build.choose_sizes, build.count_folds = choose_sizes, count_folds  # type: ignore[attr-defined]
+build.choose_sizes = choose_sizes
+build.count_folds = count_folds  # type: ignore[attr-defined]

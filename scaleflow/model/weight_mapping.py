@@ -44,7 +44,8 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
         model: functional or sequential. Nested models are entered.
         label: names the features of an input, by the input's name.
     """
-    graph, functional = find_graph(model), find_functional(model)
+    graph = find_graph(model)
+    functional = find_functional(model)
     if graph is None or functional is None:
         return {}
     taken = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
@@ -58,7 +59,8 @@ def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segmen
     """Follows the segments of a graph's inputs to its outputs, and adds what its layers take to `found`."""
     known = {id(tensor): each for tensor, each in zip(graph.inputs, given, strict=True)}
     for node in list_nodes(graph):
-        operation, taken = node.operation, [known[id(each)] for each in node.input_tensors]
+        operation = node.operation
+        taken = [known[id(each)] for each in node.input_tensors]
         inner = find_functional(operation)
         if inner is not None and len(inner.inputs) == len(taken):
             results = walk(inner, taken, f"{prefix}{operation.name}/", found=found)
@@ -72,7 +74,8 @@ def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segmen
 def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
     """Returns the segments of what a node's operation returns."""
     operation = node.operation
-    kind, size = type(operation).__name__, count_features(returned)
+    kind = type(operation).__name__
+    size = count_features(returned)
     is_alike = bool(taken) and all(each == taken[0] for each in taken)
     if getattr(operation, "weights", None):
         if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
@@ -170,7 +173,8 @@ def match_rows(old: Segments, new: Segments) -> list[Move]:
     for name, size in old:
         places.setdefault(name, []).append((start, size))
         start += size
-    moves, start = [], 0
+    moves = []
+    start = 0
     for name, size in new:
         first, old_size = places[name].pop(0) if places.get(name) else (0, 0)
         if old_size and (old_size == size or name.startswith(WORDS)):
@@ -288,7 +292,9 @@ class WeightMapping:
 
     def __init__(self, model: keras.Model, saved: SavedWeights, changes: LearnedChanges | None) -> None:
         self.extended: dict[str, int] = {}
-        self._model, self._saved, self._changes = model, saved, changes
+        self._model = model
+        self._saved = saved
+        self._changes = changes
         has_changed = changes is not None and bool(changes.other_inputs or changes.other_outputs)
         if changes is not None and has_changed and find_graph(model) is None:
             raise ConfigError(
@@ -306,14 +312,17 @@ class WeightMapping:
         if not self._changes.maps_rows:
             is_affected = any(f"{name}/".startswith(f"{each}/") for each in self._affected)
             return None if is_affected else whole
-        taken, takes = self._saved.segments.get(path), self._segments.get(name)
+        taken = self._saved.segments.get(path)
+        takes = self._segments.get(name)
         if isinstance(layer, keras.layers.Embedding):
-            taken, takes = describe_rows(taken, old[0]), describe_rows(takes, layer.weights[0])
+            taken = describe_rows(taken, old[0])
+            takes = describe_rows(takes, layer.weights[0])
         is_same = taken is None or takes is None or tuple(taken) == tuple(takes)
         head = self._heads.get(name)
         if is_same and head not in self._changes.other_outputs:
             return whole
-        axes, convert = find_axes(layer), self._find_conversion(head)
+        axes = find_axes(layer)
+        convert = self._find_conversion(head)
         if axes is None or convert is None or len(old) != len(layer.weights):
             return None
         row = axes[0][0]
@@ -350,7 +359,8 @@ class WeightMapping:
         assert self._changes is not None
         if head is None or head not in self._changes.other_outputs:
             return keep_columns
-        before, after = self._changes.find_old(head), name_leaves(self._changes.new.outputs)[head]
+        before = self._changes.find_old(head)
+        after = name_leaves(self._changes.new.outputs)[head]
         columns = None if before is None else match_classes(before, after)
         if before is None or columns is None:
             return None

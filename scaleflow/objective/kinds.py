@@ -194,7 +194,8 @@ def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, 
             tf.reshape(tf.cast(each, tf.float64), [-1, columns])
             for each in (counts, true, outputs_of(targets, outputs)[0])
         )
-        errors, true = true - predicted, true - center
+        errors = true - predicted
+        true = true - center
         values = (counts, counts * true, counts * true**2, counts * errors**2)
         return tf.concat([tf.reduce_sum(each, axis=0) for each in values], axis=0)
 
@@ -323,7 +324,8 @@ def decide_classes(described: Outputs) -> Decide:
         counted = find_counted(described, targets)
         targets = replace_ignored(targets, counted)
         if described.kind == "classification":
-            true, predicted = tf.cast(targets, tf.int32), tf.argmax(outputs, axis=-1, output_type=tf.int32)
+            true = tf.cast(targets, tf.int32)
+            predicted = tf.argmax(outputs, axis=-1, output_type=tf.int32)
         else:
             true, predicted = (tf.cast(each, tf.int32) for each in (tf.cast(targets, tf.float32) > 0.5, outputs > 0))
         if true.shape.rank > 1:
@@ -377,7 +379,8 @@ def make_pinball_loss(levels: Sequence[float]) -> Loss:
     """Makes the mean over the levels of the pinball loss, whose optimum is the quantile (Koenker and Bassett 1978)."""
 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        errors, shares = subtract(targets[..., None], outputs), tf.constant(levels, tf.float32)
+        errors = subtract(targets[..., None], outputs)
+        shares = tf.constant(levels, tf.float32)
         return tf.reduce_mean(tf.maximum(shares * errors, (shares - 1) * errors), axis=-1)
 
     return loss
@@ -437,7 +440,8 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     if described.kind != "classification":
         is_correct = tf.cast(find_correct(valid, outputs) & ~is_bad, tf.float32)
         return sums | {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}
-    predicted, true = tf.argmax(outputs, axis=-1, output_type=tf.int32), tf.cast(valid, tf.int32)
+    predicted = tf.argmax(outputs, axis=-1, output_type=tf.int32)
+    true = tf.cast(valid, tf.int32)
     is_correct = tf.cast(tf.equal(predicted, true) & ~is_bad, tf.float32)
     is_answered = is_counted * tf.cast(~is_bad, tf.float32)
     sums |= {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}

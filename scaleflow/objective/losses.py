@@ -178,7 +178,8 @@ VALUE_METRICS = plain_names(
 )
 
 
-REDUCTION, SMOOTHING = "reduction", "label_smoothing"
+REDUCTION = "reduction"
+SMOOTHING = "label_smoothing"
 
 
 def choose_loss(
@@ -211,9 +212,11 @@ def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
 
     def compute_smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind == "classification":
-            classes, targets = described.shape[-1], to_one_hot(targets, outputs)
+            classes = described.shape[-1]
+            targets = to_one_hot(targets, outputs)
         else:
-            classes, targets = 2, tf.cast(targets, tf.float32)
+            classes = 2
+            targets = tf.cast(targets, tf.float32)
         return loss(targets * (1 - smoothing) + smoothing / classes, outputs)
 
     return compute_smoothed
@@ -246,7 +249,8 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
                 "the two"
             )
         if described.shape == ():  # Keras averages over the last axis
-            targets, outputs = targets[:, None], outputs[:, None]
+            targets = targets[:, None]
+            outputs = outputs[:, None]
         if needs_probabilities:
             outputs = to_probabilities(described, outputs)
         return tf.cast(call(targets, outputs), tf.float32)
@@ -275,7 +279,8 @@ def needs_positive_outputs(described: Outputs, named: Any) -> bool:
 
 def complete_arguments(target: Target, named: Any, smoothing: float, has_classes: bool) -> Target:
     """Adds `from_logits` and `label_smoothing`, and rejects arguments that would contradict the loop."""
-    key, arguments = target.key, target.arguments
+    key = target.key
+    arguments = target.arguments
     if REDUCTION in arguments:
         raise ConfigError(
             f"{key}.{REDUCTION}={arguments[REDUCTION]}: the loop averages over the examples of the global batch, on "

@@ -146,7 +146,8 @@ def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[An
             shares = np.ones(targets.T.shape) * (weights[0] if weights else 1)  # the axis of examples is the last one
             if named[name].ignore is not None:
                 is_counted = targets != named[name].ignore
-                targets, shares = targets * is_counted, shares * is_counted.T
+                targets = targets * is_counted
+                shares = shares * is_counted.T
             classes = (targets > 0.5 if named[name].kind == "binary" else targets).astype(np.int64)
             total += np.bincount(np.ravel(classes), np.ravel(shares.T), len(total))
     return {name: total.tolist() for name, total in totals.items()}
@@ -190,7 +191,8 @@ FREE_OF_UNIT = plain_names("MeanAbsoluteError", "MeanSquaredError", "Huber", "Lo
 
 FOCAL = {"classification": "CategoricalFocalCrossentropy"}
 
-SCORES, LANGUAGE = "scaleflow.objective.scores", "scaleflow.objective.language"
+SCORES = "scaleflow.objective.scores"
+LANGUAGE = "scaleflow.objective.language"
 
 #: Metrics of binary targets by their short names: the class, and its arguments.
 OF_BINARY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -256,14 +258,17 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
 
     Raises ConfigError if there is no such metric, or if it would always be 1.
     """
-    short, named = name.lower(), METRICS[described.kind]
+    short = name.lower()
+    named = METRICS[described.kind]
     arguments: dict[str, Any] = {}
     if top := re.fullmatch(r"top([1-9]\d*)", short):
         if described.kind == "classification" and int(top[1]) >= described.shape[-1]:
             raise ConfigError(f"{key}={name}: is always 1, since there are {described.shape[-1]} classes; leave it out")
-        path, arguments = "keras.metrics.SparseTopKCategoricalAccuracy", {"k": int(top[1])}
+        path = "keras.metrics.SparseTopKCategoricalAccuracy"
+        arguments = {"k": int(top[1])}
     elif short in named:
-        path, arguments = named[short][0], dict(named[short][1])
+        path = named[short][0]
+        arguments = dict(named[short][1])
         if described.kind == "multi_label" and "score" in arguments:
             arguments["threshold"] = 0.5
     elif found := find_keras_class(keras.metrics, keras.metrics.Metric, name):

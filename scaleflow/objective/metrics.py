@@ -177,7 +177,8 @@ class MetricRows:
         if described.kind == "classification":
             targets = to_integers(targets, outputs)
         elif targets.shape.rank == 1:
-            targets, counted = targets[:, None], None if counted is None else counted[:, None]
+            targets = targets[:, None]
+            counted = None if counted is None else counted[:, None]
         weights = spread_weights(weights, targets)
         if counted is not None:
             weights *= counted
@@ -249,7 +250,8 @@ class MetricRows:
         elif kind == "regression":
             targets = tf.cast(targets, tf.float64)
             if self._center is not None:
-                targets, predicted = targets - self._center, tf.cast(predicted, tf.float64) - self._center
+                targets = targets - self._center
+                predicted = tf.cast(predicted, tf.float64) - self._center
         else:
             targets = tf.cast(tf.cast(targets, tf.float32) > 0.5, tf.float32)
             if self._takes_decisions:
@@ -320,7 +322,8 @@ class State:
 
     def compute(self, sums: Array) -> dict[str, Array]:
         """Computes the results from the sum of what all batches add."""
-        variables, first = [], 0
+        variables = []
+        first = 0
         for value in self._initial:
             part = value + np.reshape(sums[first : first + value.size], value.shape)
             is_whole = np.issubdtype(value.dtype, np.integer)
@@ -419,7 +422,8 @@ def is_close(found: Any, wanted: Any) -> bool:
 
 def choose_name(target: Target, metric: Any, start: str) -> str:
     """Returns the name of a metric: its own, or else that of its class, as Keras writes it: `top_k`."""
-    name, cls = str(metric.name), type(metric)
+    name = str(metric.name)
+    cls = type(metric)
     plain = re.sub(r"_\d+$", "", name)  # Keras appends a number if a class is used twice
     inherits_name = not is_of_keras(cls) and is_of_keras(cls.__init__)  # a subclass of Mean is not called `mean`
     if "name" in target.arguments:
@@ -454,7 +458,8 @@ def find_modes(metric: Any, name: str, names: Sequence[str], start: str) -> dict
 
     Raises ConfigError if the name of the metric says the opposite of Keras: what reads only the name would be wrong.
     """
-    known, named = find_keras_direction(metric), find_direction(name)
+    known = find_keras_direction(metric)
+    named = find_direction(name)
     if known is None:
         by_name = {each: named or find_direction(each) for each in names}
         return {each: mode for each, mode in by_name.items() if mode is not None}

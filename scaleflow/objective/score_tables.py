@@ -131,14 +131,17 @@ class ScoreCollector:
         if not self._parts:
             return
         scores, is_positive, weights = (np.concatenate([part[n] for part in self._parts]) for n in range(3))
-        self._parts, self._pending = [], 0
+        self._parts = []
+        self._pending = 0
         columns = scores.shape[1]
         most = max(MIN_KEPT, self._max_scores // columns)
         tables = self._tables or [EMPTY] * columns
         self._tables = []
         for n, table in enumerate(tables):
             is_used = weights[:, n] > 0
-            own, weight, positive = scores[is_used, n], weights[is_used, n], is_positive[is_used, n]
+            own = scores[is_used, n]
+            weight = weights[is_used, n]
+            positive = is_positive[is_used, n]
             found = make_table(
                 np.append(table.scores, own),
                 np.append(table.positives, weight * positive),

@@ -24,7 +24,9 @@ class MacroScore(keras.metrics.FBetaScore):  # type: ignore[misc]  # keras has n
         self._score = score
 
     def result(self) -> Any:
-        found, wrong, missed = self.true_positives, self.false_positives, self.false_negatives
+        found = self.true_positives
+        wrong = self.false_positives
+        missed = self.false_negatives
         parts = {"f1": (2 * found, wrong + missed), "precision": (found, wrong), "recall": (found, missed)}
         numerator, others = parts[self._score]
         occurs = found + missed + (0.0 if self._score == "recall" else wrong) > 0
@@ -45,10 +47,8 @@ class MacroAUC(keras.metrics.AUC):  # type: ignore[misc]
         super().__init__(curve=curve, name=name, multi_label=True, num_labels=num_classes)
 
     def result(self) -> Any:
-        positive, negative = (
-            self.true_positives[0] + self.false_negatives[0],
-            self.false_positives[0] + self.true_negatives[0],
-        )
+        positive = self.true_positives[0] + self.false_negatives[0]
+        negative = self.false_positives[0] + self.true_negatives[0]
         self.label_weights = ops.cast((positive > 0) & (negative > 0), positive.dtype)
         try:
             return super().result()

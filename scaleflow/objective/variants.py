@@ -79,7 +79,8 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
 
 
 #: The names of two values: the share of the examples whose class is known, and the number of the others.
-KNOWN_SHARE, UNKNOWN_CLASSES = "known_share", "unknown_classes"
+KNOWN_SHARE = "known_share"
+UNKNOWN_CLASSES = "unknown_classes"
 
 
 def add_unknown_count(goal: Objective, outputs: Mapping[str, Outputs]) -> Objective:
@@ -115,7 +116,8 @@ def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float
     """
     result = dict(values)
     for key in [key for key in values if key.rpartition("/")[2] == KNOWN_SHARE]:
-        output, share = key.rpartition("/")[0], result.pop(key)
+        output = key.rpartition("/")[0]
+        share = result.pop(key)
         loss = values[name_metric(output, "loss")]
         if share:
             result["loss"] += loss_weights.get(output, 1.0) * loss * (1 / share - 1)

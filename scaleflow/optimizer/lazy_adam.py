@@ -46,7 +46,8 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
             super().update_step(gradient, variable, learning_rate)
             return
         mean, square = find_slots(self, variable)
-        gradient, rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
+        gradient = tf.cast(gradient, variable.dtype)
+        rate = tf.cast(learning_rate, variable.dtype)
         values = tf.convert_to_tensor(mean), tf.convert_to_tensor(square)
         new_mean, new_square, change = self._move(gradient, values, rate)
         self.assign(mean, new_mean)

@@ -165,7 +165,9 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
         optimizer: not built yet, and not wrapped for loss scaling.
         momentum: above 0, below 1.
     """
-    optimizer.use_ema, optimizer.ema_momentum, optimizer.ema_overwrite_frequency = True, momentum, None
+    optimizer.use_ema = True
+    optimizer.ema_momentum = momentum
+    optimizer.ema_overwrite_frequency = None
 
     def update_averages(_: object, variables: Sequence[Any]) -> None:
         averages = private.list_averages(optimizer)
@@ -378,7 +380,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         return rate * functions.minimum(1.0, (step + 1) / self._warmup) if self._warmup else rate
 
     def _decay(self, step: Any, functions: Any) -> Any:
-        options, name = self.options, self.options.schedule
+        options = self.options
+        name = self.options.schedule
         if name == "step":
             return options.step_factor ** (step // float(options.step_every or 1))
         if name in ("constant", "plateau"):  # `PlateauRate` changes `factor`
@@ -444,7 +447,8 @@ def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: 
     if isinstance(optimizer, LazyAdam):
         optimizer.update_rows(gradient, variable, rate)
         return
-    values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
+    values = tf.cast(gradient.values, variable.dtype)
+    rows = gradient.indices
     if isinstance(optimizer, keras.optimizers.Adagrad):
         accumulator = private.find_slots(optimizer, variable)[0].value
         squares = tf.gather(accumulator, rows) + tf.square(values)  # faster than `scatter_add`: rows are prefetched

@@ -29,7 +29,10 @@ svg .mark { fill: var(--mark); } svg .rest { fill: var(--mark); fill-opacity: 0.
 svg .rule { stroke: var(--faint); stroke-dasharray: 4 3; fill: none; } svg .whisker { stroke: var(--text); }
 """
 
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 42
+LEFT = 56
+RIGHT = 14
+TOP = 10
+BOTTOM = 42
 
 #: The most characters of a label.
 MOST_LETTERS = 24
@@ -88,7 +91,8 @@ class Chart:
         self._ends = tuple((low, high if high > low else low + 1) for low, high in (x, y))
         self._is_log = "x" in log, "y" in log
         self._parts: list[str] = []
-        bottom, right = size[1] - BOTTOM, size[0] - RIGHT
+        bottom = size[1] - BOTTOM
+        right = size[0] - RIGHT
         if x_ticks is None:
             x_ticks = self._label_ticks(0)
         if y_ticks is None:
@@ -149,9 +153,11 @@ class Chart:
         style = f' style="fill:{colour}"' if colour else ""
         for n, height in enumerate(heights):
             low = 0.0 if bottoms is None else bottoms[n]
-            left, right = self._x(edges[n]), self._x(edges[n + 1])
+            left = self._x(edges[n])
+            right = self._x(edges[n + 1])
             gap = min(1.0, (right - left) / 4)
-            top, bottom = self._y(low + height), self._y(low)
+            top = self._y(low + height)
+            bottom = self._y(low)
             place = f'x="{left + gap:.1f}" y="{top:.1f}" width="{right - left - 2 * gap:.1f}"'
             self._parts.append(f'<rect class="{kind}"{style} {place} height="{bottom - top:.1f}"/>')
         return self
@@ -205,7 +211,8 @@ def draw_confusion_matrix(title: str, counts: Sequence[Sequence[float]], names: 
             if not value:
                 continue
             share = value / total
-            x, y = left + predicted * cell, left + true * cell
+            x = left + predicted * cell
+            y = left + true * cell
             label = f"{names[true]}, predicted as {names[predicted]}: {format_number(value)} ({share:.1%})"
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="var(--mark)" '

@@ -14,7 +14,10 @@ from scaleflow.interfaces.events import ReportMade, StepsProfiled, to_fields
 from scaleflow.profiler.summary import to_line, to_metrics
 
 SUFFIX = ".xplane.pb"
-SUMMARY, MARKDOWN, PICTURE, TRACE = "summary.json", "summary.md", "profile.svg", "trace.json.gz"
+SUMMARY = "summary.json"
+MARKDOWN = "summary.md"
+PICTURE = "profile.svg"
+TRACE = "trace.json.gz"
 
 
 def window_name(steps: tuple[int, int]) -> str:
@@ -56,10 +59,12 @@ def analyze_window(event: StepsProfiled, at: int = 0) -> ReportMade:
     Returns:
         A report on the event at the offset `at`, with a line for the user, and with metrics if the trace was analyzed.
     """
-    folder, artifacts = Path(event.folder), event.artifacts
+    folder = Path(event.folder)
+    artifacts = event.artifacts
     traces = find_xplanes(folder, (event.first, event.last))
     files = [(str(path), f"profile/{path.parent.relative_to(folder)}") for path in traces]
-    target, values = folder.parent / artifacts, dict[str, float]()
+    target = folder.parent / artifacts
+    values = dict[str, float]()
     line = f"steps {event.first} to {event.last}: the trace "
     if not is_readable():
         line += f"is not analyzed, because xprof is not installed: {INSTALL}"
@@ -67,7 +72,8 @@ def analyze_window(event: StepsProfiled, at: int = 0) -> ReportMade:
         line += f"could not be analyzed: {reason}"
     else:
         summary = json.loads((target / SUMMARY).read_text())
-        values, line = to_metrics(summary), to_line(summary)
+        values = to_metrics(summary)
+        line = to_line(summary)
         results = [target / SUMMARY, target / MARKDOWN, *sorted(target.glob("trace*.json.gz")), target / PICTURE]
         files += [(str(path), artifacts) for path in results if path.is_file()]
     return ReportMade(at, files, values, step=event.last, line=line, time=event.time)

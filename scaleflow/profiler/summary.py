@@ -95,7 +95,8 @@ def classify_host_event(event: Event, is_driver: bool) -> str | None:
 
     If the host is only the driver of an accelerator, its operations launch kernels and do not count.
     """
-    name, arguments = event["name"], event.get("args", {})
+    name = event["name"]
+    arguments = event.get("args", {})
     operation = arguments.get("long_name", "")
     if GET_NEXT.search(name) and "group_id" in arguments:  # tf.data's threads have no group_id
         return "input"
@@ -155,10 +156,12 @@ def divide_interval(spans: Iterable[tuple[float, float, str]], begin: float, end
 Summary = dict[str, Any]
 
 #: Percent of a step that waits for input: a run is input-bound from the first on, and not below the second.
-INPUT_BOUND, NOT_INPUT_BOUND = 20.0, 5.0
+INPUT_BOUND = 20.0
+NOT_INPUT_BOUND = 5.0
 
 #: Percent of a step from which there is advice about all-reduce and the host.
-HIGH_ALLREDUCE, HIGH_HOST = 15.0, 40.0
+HIGH_ALLREDUCE = 15.0
+HIGH_HOST = 40.0
 
 #: Operations that the summary lists.
 OPS = 15
@@ -201,7 +204,8 @@ def to_metrics(summary: Summary) -> dict[str, float]:
 
 def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns advice, the most important first."""
-    percent, facts = summary["percent"], summary["facts"]
+    percent = summary["percent"]
+    facts = summary["facts"]
     if percent is None:
         return [
             "Only the coordinator was traced. Its workers compute what it waits for, and in the window only one step "
@@ -248,7 +252,8 @@ def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]
 
 
 def advise_on_host(summary: Summary) -> str:
-    usual, p50 = summary["usual_step_ms"], summary["step_ms"]["p50"]
+    usual = summary["usual_step_ms"]
+    p50 = summary["step_ms"]["p50"]
     share = f"{summary['percent']['host']:.0f} % of a step is none of these: it is Python and the start of the call"
     if usual is not None and usual < 0.8 * p50:
         return (
@@ -271,8 +276,10 @@ def advise_on_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Ma
 
 
 def to_markdown(summary: Summary) -> str:
-    first, last = summary["first_step"], summary["last_step"]
-    p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
+    first = summary["first_step"]
+    last = summary["last_step"]
+    p50 = summary["step_ms"]["p50"]
+    p95 = summary["step_ms"]["p95"]
     lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
     if summary["usual_step_ms"] is not None:
         lines.append(

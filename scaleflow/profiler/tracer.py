@@ -125,7 +125,8 @@ class StepTracer:
             usual_ms: the mean time of a step that is not traced, waiting for input included, in milliseconds; None if
                 it is not known.
         """
-        written, self._written = self._written, []
+        written = self._written
+        self._written = []
         if self._emit is None:
             return
         for first, last in written:
@@ -177,7 +178,8 @@ def stop_in_child() -> None:
     if level is None:
         tf.profiler.experimental.stop()
         return
-    traced_level, level.value = level.value, NO_TRACE
+    traced_level = level.value
+    level.value = NO_TRACE
     try:
         error = run_in_child(functools.partial(collect_trace, level, traced_level))
         if error is None:

@@ -45,7 +45,8 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
     Returns the files by their paths, relative to the folders in which they were found.
     """
     files: dict[str, CodeFile] = {}
-    waiting, known = [path for _, path in list_targets(config) if isinstance(path, str)], set[str]()
+    waiting = [path for _, path in list_targets(config) if isinstance(path, str)]
+    known = set[str]()
     while waiting:
         parts = waiting.pop().split(".")
         modules = {".".join(parts[: length + 1]) for length in range(len(parts))} - known
@@ -93,12 +94,14 @@ def read_source(path: Path, module: str, modified: int, size: int) -> tuple[str,
     `modified` and `size` are those of the file, for the cache. A file that cannot be parsed counts as it is, one that
     cannot be read as empty: the worker says why.
     """
-    content, names = b"", list[str]()
+    content = b""
+    names = list[str]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
         content = path.read_bytes()
         tree = ast.parse(content)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        names, content = [*list_imports(tree, package)], ast.unparse(tree).encode()  # `ast.dump` varies with Python
+        names = [*list_imports(tree, package)]
+        content = ast.unparse(tree).encode()  # `ast.dump` varies with Python
     return hashlib.sha256(content).hexdigest()[:32], names
 
 

@@ -24,7 +24,8 @@ from scaleflow.runs.folder import RunFolder
 WHOLE_BYTES = 2 << 30
 
 #: Of more, each file is sampled: so many pieces of so many bytes, spread evenly, which take a few ms.
-PIECES, PIECE_BYTES = 64, 16 << 10
+PIECES = 64
+PIECE_BYTES = 16 << 10
 
 #: No more files than this are listed, digested and kept for one folder: opening them takes some 5 s.
 MAX_FILES = 100_000
@@ -39,7 +40,8 @@ MAX_NAMED = 1000
 SETTLED_SECONDS = 2.0
 
 #: What a digest covers is its first word.
-WHOLE, SAMPLED = "all", "sample"
+WHOLE = "all"
+SAMPLED = "sample"
 
 #: Names in a folder that are no data, besides hidden ones and the folders of runs.
 NO_DATA = ("mlruns", "mlartifacts", "__pycache__")
@@ -79,14 +81,17 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
     if not states:
         return {}
     limit = WHOLE_BYTES if sum(state.size for state in states.values()) <= WHOLE_BYTES else PIECES * PIECE_BYTES
-    cache, folder = Cache(None, "digests"), os.path.commonpath([state.path for state in states.values()])
-    path_of_entry, is_new = cache.place(folder, SUFFIX), False
+    cache = Cache(None, "digests")
+    folder = os.path.commonpath([state.path for state in states.values()])
+    path_of_entry = cache.place(folder, SUFFIX)
+    is_new = False
     entry = cache.load(path_of_entry)
     kept: dict[str, Any] = {} if entry is None else entry.value
     found: dict[str, str] = {}
     for path, state in states.items():
         covers = WHOLE if state.size <= limit else SAMPLED
-        name, numbers = f"{covers}:{state.path}", list(state[1:])
+        name = f"{covers}:{state.path}"
+        numbers = list(state[1:])
         with contextlib.suppress(OSError):
             *known, digest = kept.get(name, [""])
             found[path] = digest if known == numbers else f"{covers}:{hash_file(path, state.size, covers)}"
@@ -134,7 +139,8 @@ def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
             of datasets. Every other string counts if it is the path of a file, or of a folder and has a `/`.
     """
     values = {key: value.strip() for key, value in arguments.items() if isinstance(value, str) and key != "cache_dir"}
-    data_dir, name = values.pop("data_dir", ""), values.get("name")
+    data_dir = values.pop("data_dir", "")
+    name = values.get("name")
     if data_dir and name:
         data_dir = str(Path(data_dir, re.split("[/:]", name)[0]))
     others = (value for value in values.values() if os.sep in value or os.path.isfile(value))  # noqa: PTH113
@@ -178,7 +184,8 @@ def walk_outside_runs(folder: str, follows_links: bool = True) -> Iterator[tuple
 DIGEST_VERSION = 3
 
 #: What a digest covers if it is of the whole split, and of the files that it is read from.
-ALL_VALUES, FILES = "all", "files"
+ALL_VALUES = "all"
+FILES = "files"
 
 #: By the name of a split: `examples`, `digest`, `covers`, `version` and more.
 SplitDigests = Mapping[str, Mapping[str, Any]]
@@ -226,7 +233,8 @@ def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
     """Says which splits differ, and in what; digests that were computed in different ways are not compared."""
     changes = []
     for name in dict.fromkeys((*before, *now)):
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if old is None or new is None:
             changes.append(f"the split {name} {'is new' if old is None else 'is gone'}")
         elif old["version"] != new["version"]:

@@ -234,7 +234,8 @@ class RunFolder:
         after its command began and before its record, the last file.
         """
         manifest = read_json(self.manifest)
-        before, listed = set(manifest.get("before", ())), manifest.get("files")
+        before = set(manifest.get("before", ()))
+        listed = manifest.get("files")
         late = (self.manifest, self.record, self._write_lock, self._record_lock, self._sweep_lock)
         known = None if listed is None else {*listed, *(path.name for path in (*late, *self.list_process_files()))}
         names = list(self.walk())

@@ -49,7 +49,8 @@ def lineage(folder: Path) -> list[Path]:
     return [absolute, *absolute.parents]
 
 
-RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
+RUN_DIR = "hydra.run.dir"
+SWEEP_DIR = "hydra.sweep.dir"
 
 
 class FolderRefused(BaseException):
@@ -85,7 +86,8 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
     is_known = files.is_begun
     if key == SWEEP_DIR and all((folder / name).is_dir() for name in others):
         runs = [name for name in others if holds_run(folder / name)]
-        is_known, others = is_known or bool(runs), [name for name in others if name not in runs]
+        is_known = is_known or bool(runs)
+        others = [name for name in others if name not in runs]
     if not is_known:
         others = [*own, *others]  # first those that the run would replace
     if others:

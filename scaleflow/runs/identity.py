@@ -54,7 +54,8 @@ COMMIT = "commit"
 AS_COMMITTED = "as committed"
 
 #: A digest or commit is shown with so many letters, and a setting.
-SHOWN, SHOWN_SETTING = 12, 60
+SHOWN = 12
+SHOWN_SETTING = 60
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def compare_known(before: Provenance, now: Provenance) -> list[Difference]:
 
 def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
     """Yields the differences in modules, which matter, and in the commit and other files, which do not."""
-    first, second = before.code, now.code
+    first = before.code
+    second = now.code
     for name in sorted({*first.modules, *second.modules}):
         old, new = (each.modules.get(name, ("", "", "")) for each in (first, second))
         if old[1] != new[1]:

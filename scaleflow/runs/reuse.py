@@ -343,7 +343,8 @@ def compare_environment(
     same_keys: set[str] = set()
     notes = []
     for path, text in interpolations.items():
-        section, local = find_section(tracked, path), find_section(base.raw, path)
+        section = find_section(tracked, path)
+        local = find_section(base.raw, path)
         key = ".".join(map(str, path))
         if not section or not local or local[path[-1]] != text or section[path[-1]] is None:
             continue
@@ -505,7 +506,8 @@ def note_environment(config: Config, interpolations: Mapping[KeyPath, str], type
         section = find_section(config, path)
         if not depends_on_environment(text) or not section or is_under(key, typed):
             continue
-        begun, raw = section[path[-1]], copy.deepcopy(config)
+        begun = section[path[-1]]
+        raw = copy.deepcopy(config)
         find_section(raw, path)[path[-1]] = text
         try:
             now = to_plain(find_parent(OmegaConf.create(raw), path)[path[-1]])
@@ -539,12 +541,14 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
         if key.startswith("hydra"):
             continue
         *parents, leaf = key.split(".")
-        target, source = result, composed
+        target = result
+        source = composed
         for parent in parents:
             if not isinstance(target.get(parent), dict):
                 target[parent] = {}
             inner = source.get(parent)
-            target, source = target[parent], inner if isinstance(inner, dict) else {}
+            target = target[parent]
+            source = inner if isinstance(inner, dict) else {}
         if leaf in source:
             target[leaf] = copy.deepcopy(source[leaf])
         else:
@@ -605,7 +609,8 @@ def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
     """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
     per_epoch = int(state.params["resolved.steps_per_epoch"])
     for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
-        wanted, done = config["training"].get(name), state.checkpoint or 0
+        wanted = config["training"].get(name)
+        done = state.checkpoint or 0
         if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:
             raise ConfigError(
                 f"training.{name}={wanted}: the run has trained {done:,} steps ({wanted * steps:,} are asked for); "
@@ -635,7 +640,8 @@ def keep_batching(config: Config, params: Mapping[str, str]) -> None:
     """Fixes the global batch size and the caching in a resumed run's config to those of its `params`, so that they do
     not depend on the replicas and the memory here.
     """
-    training, dataset = config["training"], config["dataset"]
+    training = config["training"]
+    dataset = config["dataset"]
     if training.get("global_batch_size") is None:
         training["global_batch_size"] = int(params["resolved.global_batch_size"])
     if dataset.get("cache") == "auto":  # a stream that is cached is shuffled in another way

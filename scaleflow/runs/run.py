@@ -63,7 +63,9 @@ class Run:
     def __init__(
         self, folder: Path | None, tracker: MlflowTracker | None = None, model: ModelReference | None = None
     ) -> None:
-        self._folder, self._tracker, self._model = folder, tracker, model
+        self._folder = folder
+        self._tracker = tracker
+        self._model = model
 
     @classmethod
     def find(cls, named: str, options: Tracking | None = None, needs_run: bool = True) -> Self:

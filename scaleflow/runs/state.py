@@ -83,7 +83,8 @@ class RunState:
     @classmethod
     def read(cls, folder: Path, has_points: bool = False) -> Self:
         """Reads the state of the run in a folder; the initial state if there is no run."""
-        state, files = cls(has_points=has_points), RunFolder(folder)
+        state = cls(has_points=has_points)
+        files = RunFolder(folder)
         for event in EventReader(files.events).read():
             state.apply(event)
         state.record = files.read_record()
@@ -94,17 +95,25 @@ class RunState:
         self.time = max(self.time, event.time)
         match event:
             case RunReady():
-                self.ready, self.length = self.ready or event, {"epochs": event.epochs, "max_steps": event.steps}
+                self.ready = self.ready or event
+                self.length = {"epochs": event.epochs, "max_steps": event.steps}
                 self.tags |= event.tags
                 self.is_open = self.is_under_way = True
-                self.last, self.fault, self.model_step, self.formats = None, "", None, {}
+                self.last = None
+                self.fault = ""
+                self.model_step = None
+                self.formats = {}
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
                 self.fault = ""
                 if event.worker is None:
-                    self.is_under_way, self.waiting, self.upload_seconds = False, None, 0.0
+                    self.is_under_way = False
+                    self.waiting = None
+                    self.upload_seconds = 0.0
             case RunEnded():
-                self.last, self.last_status, self.is_open = event, event.status, False
+                self.last = event
+                self.last_status = event.status
+                self.is_open = False
             case RunRefused():
                 self.last = event
             case TagsSet():
@@ -126,7 +135,8 @@ class RunState:
             case CheckpointSaved():
                 self.checkpoint = event.step
             case ModelExported():
-                self.model_step, self.weights = event.step, event.weights
+                self.model_step = event.step
+                self.weights = event.weights
             case EpochEnded():
                 self.epoch_steps = self.epoch_steps or event.step
             case FormatExported():

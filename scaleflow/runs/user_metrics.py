@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 #: The module of MLflow's fluent API, and its function that finds or starts a run.
-FLUENT, BEGIN = "mlflow.tracking.fluent", "_get_or_start_run"
+FLUENT = "mlflow.tracking.fluent"
+BEGIN = "_get_or_start_run"
 
 #: The function that `log_metric` calls; None outside of `user_metrics`.
 _log: Callable[[str, float], None] | None = None
@@ -60,7 +61,8 @@ def user_metrics(log: Callable[[str, float], None] = log_nowhere) -> Iterator[No
     import wrapt
 
     global _log
-    before, _log = _log, log
+    before = _log
+    _log = log
     wrapt.register_post_import_hook(refuse_runs, FLUENT)  # if it is imported already, this calls it now
     try:
         yield

@@ -21,7 +21,10 @@ import pyarrow
 from pyarrow import compute, types
 
 #: What a column can be taken for, as it is called in the note.
-NUMBER, CATEGORY, TEXT, DATE = "numbers", "categories", "texts", "dates"
+NUMBER = "numbers"
+CATEGORY = "categories"
+TEXT = "texts"
+DATE = "dates"
 
 #: Strings that mean a missing value.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
@@ -70,7 +73,8 @@ def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
     if (found := pattern.fullmatch(text)) is None:
         return None
     is_negative = bool(found["open"]) or any(found[place] in MINUS for place in ("sign", "inner", "after"))
-    whole, part = re.sub(r"\D", "", found["whole"]) or "0", found["part"]
+    whole = re.sub(r"\D", "", found["whole"]) or "0"
+    part = found["part"]
     number = f"{'-' if is_negative else ''}{whole}{f'.{part}' if part else ''}{found['power'] or ''}"
     units = [mark.rstrip(".") for mark in (found["mark"], found["unit"]) if mark]
     return number, " ".join(CODES_OF_SIGNS.get(unit, unit) for unit in units)

@@ -43,7 +43,8 @@ def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
 
     Raises ValueError if that is no tensor of numbers with a row for each example.
     """
-    call, found = layer.call, list[Any]()
+    call = layer.call
+    found = list[Any]()
 
     def keep(*arguments: Any, **options: Any) -> Any:
         found.append(call(*arguments, **options))

@@ -163,7 +163,8 @@ class SavedModel:
 
     def _explain(self, inputs: dict[str, tf.Tensor], reason: str) -> str:
         """Returns the first row, and its inputs, that the model fails with, such as a text that is no date."""
-        first, end = 0, len(next(iter(inputs.values())))
+        first = 0
+        end = len(next(iter(inputs.values())))
         while end - first > 1:
             middle = (first + end) // 2
             is_before = self._fails({name: each[first:middle] for name, each in inputs.items()})
@@ -214,7 +215,9 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
 
 def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader = PLAIN) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
-    size, rows, dtype = math.prod(spec.shape[1:]), len(given), np.dtype(spec.dtype.as_numpy_dtype)
+    size = math.prod(spec.shape[1:])
+    rows = len(given)
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
     values = flatten_cells(read_values(given), rows, size, name=name)
     if values.dtype.kind in "biuf" and dtype.kind != "O":
         converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
@@ -231,7 +234,8 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader =
             )
     if is_bad.any():
         at = int(is_bad.argmax())
-        column, text = name or name_value(given, at % size), write_cell(values[at])
+        column = name or name_value(given, at % size)
+        text = write_cell(values[at])
         value = repr(text[:80]) if text else "missing"
         raise MlflowException.invalid_parameter_value(f"row {at // size}: {column} is {value}, expected {expected}")
     return tf.reshape(tf.constant(converted, spec.dtype), [rows, *spec.shape[1:]])

@@ -39,7 +39,8 @@ def make_prediction_columns(
                     f"{key}_{end}": each for key, each in divide_columns("prediction", ends, described.names).items()
                 }
         elif is_one_of_several(described):
-            best, names = choose_classes(described, chances), described.names
+            best = choose_classes(described, chances)
+            names = described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
             if names is not None:  # outputs that are not finite say no class
                 found["prediction"][find_not_finite(described, values[name])] = None

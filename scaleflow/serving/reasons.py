@@ -26,11 +26,14 @@ Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
 
 #: With at most so many orders of the columns all are tried; else `SAMPLED` drawn ones and their reverses.
-ALL_ORDERS, SAMPLED, SEED = 24, 8, 0x5EA50
+ALL_ORDERS = 24
+SAMPLED = 8
+SEED = 0x5EA50
 
 
 #: Begins the names of the contributions, and the name of the prediction for the typical row: no column can have it.
-REASON, TYPICAL = "reason_", "prediction_typical"
+REASON = "reason_"
+TYPICAL = "prediction_typical"
 
 #: Begins the key of what a layer returns: an output may have the layer's name.
 LAYER = "layer:"
@@ -39,7 +42,8 @@ LAYER = "layer:"
 PARTS = "reasons"
 
 #: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
-GRID, MOST_WORDS = 8, 40
+GRID = 8
+MOST_WORDS = 40
 
 
 def name_reason(column: str) -> str:
@@ -54,13 +58,16 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
         schema: as in `LearnedState.schema`.
         dtypes: of the inputs, by name.
     """
-    columns, typical = schema.get("columns", {}), dict[str, Any]()
+    columns = schema.get("columns", {})
+    typical = dict[str, Any]()
     for name, dtype in dtypes.items():
-        described, is_number = columns.get(name, {}), dtype != "string" and np.dtype(dtype).kind in "fiu"
+        described = columns.get(name, {})
+        is_number = dtype != "string" and np.dtype(dtype).kind in "fiu"
         if described.get("values"):
             value = max(described["values"].items(), key=lambda each: each[1])[0]
         else:
-            edges, counts = described.get("edges") or [], np.cumsum(described.get("counts") or [1])
+            edges = described.get("edges") or []
+            counts = np.cumsum(described.get("counts") or [1])
             starts = [described.get("min", math.nan), *edges]  # of the ranges; the median is in one of them
             middle = int(np.searchsorted(counts, counts[-1] / 2, side="right"))
             value = starts[min(middle, len(starts) - 1)] if is_number else ""
@@ -160,7 +167,8 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
     """Returns for each text its first words and their effects, as JSON [[word, effect], ...]."""
     ((name, encoded),) = rows.items()
-    whole, texts = np.asarray(compute(rows), np.float64), [decode_text(each) for each in encoded]
+    whole = np.asarray(compute(rows), np.float64)
+    texts = [decode_text(each) for each in encoded]
     words = [text.split()[:MOST_WORDS] for text in texts]
     effects = [
         whole - compute({name: np.array([drop_word(text, place) for text in texts], object)})
@@ -223,12 +231,15 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
         compute: returns a number for each row, [n].
         rows: the columns, [n] each.
     """
-    names, count = sorted(rows), len(next(iter(rows.values())))  # each door has the columns in its own order
+    names = sorted(rows)
+    count = len(next(iter(rows.values())))  # each door has the columns in its own order
     base = {name: np.full(count, typical[name], values.dtype) for name, values in rows.items()}
     first, last = (np.asarray(compute(each), np.float64) for each in (base, rows))
-    orders, sums = list_orders(len(names)), {name: np.zeros(count) for name in names}
+    orders = list_orders(len(names))
+    sums = {name: np.zeros(count) for name in names}
     for order in orders:
-        mixed, before = dict(base), first
+        mixed = dict(base)
+        before = first
         for n, place in enumerate(order, 1):
             mixed[names[place]] = rows[names[place]]
             after = last if n == len(names) else np.asarray(compute(mixed), np.float64)

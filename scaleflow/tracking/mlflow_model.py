@@ -36,7 +36,8 @@ from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.serving.prediction_columns import make_prediction_columns
 
 #: The package whose modules travel in the model, and the packages that these need beside TensorFlow and Keras.
-SERVING, NEEDED = "scaleflow.serving", ("mlflow-skinny", "numpy", "pandas", "pyarrow")
+SERVING = "scaleflow.serving"
+NEEDED = ("mlflow-skinny", "numpy", "pandas", "pyarrow")
 
 #: What of the exported folder becomes part of the logged model. `export.formats` have folders of their own.
 DATA = ("model.*", "learned_state.*", "example_outputs.npz", "saved_model", "formats/*")

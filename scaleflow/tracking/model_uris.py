@@ -91,7 +91,9 @@ def find_model_version(client: MlflowClient, uri: str) -> Any:
 
     parts = RUN_OR_MODEL.fullmatch(uri)
     assert parts is not None
-    name, wanted, alias = parts["name"], parts["version"], parts["alias"]
+    name = parts["name"]
+    wanted = parts["version"]
+    alias = parts["alias"]
     try:
         aliases = client.get_registered_model(name).aliases
     except MlflowException as error:
@@ -222,7 +224,8 @@ def find_address(uri: str, store: str) -> str:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    parts, client = RUN_OR_MODEL.fullmatch(uri), MlflowClient(tracking_uri=store)
+    parts = RUN_OR_MODEL.fullmatch(uri)
+    client = MlflowClient(tracking_uri=store)
     with contextlib.suppress(MlflowException):  # the download explains it
         if parts and parts["name"]:
             try:

@@ -53,14 +53,17 @@ def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
     moved = [folder for folder in moved if is_moved(folder, file)]
     if not moved:
         return
-    old, new = moved[0].root, file.parent
+    old = moved[0].root
+    new = file.parent
     command = f"{name_command('sync')} {shlex.quote(str(new))} --moved"
     if file.name != "mlflow.db":
         command += f" --uri {shlex.quote(f'sqlite:///{file}')}"
-    event, more = "copied", ""
+    event = "copied"
+    more = ""
     if not (old / file.name).exists():
         link = shlex.join(["ln", "-s", str(new), str(old)])
-        event, more = "moved", f"; if another machine sees this folder as {old}, make a link here instead: `{link}`"
+        event = "moved"
+        more = f"; if another machine sees this folder as {old}, make a link here instead: `{link}`"
     raise ConfigError(
         f"tracking.uri=sqlite:///{file}: this store was {event}: its experiment {moved[0].name} has its files in "
         f"{moved[0].path}; `{command}` changes the paths in the store from {old} to {new}{more}"
@@ -97,7 +100,8 @@ def is_moved(folder: ExperimentFolder, file: Path) -> bool:
     than the store. It exists, and there is neither such a folder next to the store nor the original of the store next
     to it.
     """
-    path, root = folder.path, folder.root
+    path = folder.path
+    root = folder.root
     here = file.parent / path.parent.name / path.name
     if is_same(root, file.parent) or is_same(path, here):
         return False

@@ -44,10 +44,12 @@ def register_model(client: MlflowClient, name: str, alias: str | None, run_id: s
 
 
 #: The aliases of the model in use, and of the last candidate that did not replace it.
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION = "champion"
+CHALLENGER = "challenger"
 
 #: The tags of a version: the decision about it, and the version that was the champion before it.
-DECISION, BEFORE = "scaleflow.promotion", "scaleflow.promotion.before"
+DECISION = "scaleflow.promotion"
+BEFORE = "scaleflow.promotion.before"
 
 #: Seconds to wait for another command of this machine that moves the alias of the same model.
 LOCK_SECONDS = 60.0

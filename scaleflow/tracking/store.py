@@ -57,7 +57,8 @@ STEP_TAG = "scaleflow.step"
 RESULT_TAG = "scaleflow.model"
 
 #: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
-DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
+DESCRIPTION = "mlflow.note.content"
+WRITTEN = "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
 MODEL_METRICS = ("val/", "test/")
@@ -179,7 +180,9 @@ class MlflowTracker(Tracker):
 
     def adopt(self, run_id: str, key: str = "") -> None:
         run = self._get_run(run_id, key)
-        self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
+        self._experiment_id = run.info.experiment_id
+        self._run_name = run.info.run_name
+        self.run_id = run_id
 
     def reopen(self) -> None:
         self._client.update_run(self._run, status="RUNNING")
@@ -231,12 +234,14 @@ class MlflowTracker(Tracker):
             self._run_name = name
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
-        self._experiment_id, self.run_id = run.info.experiment_id, run_id
+        self._experiment_id = run.info.experiment_id
+        self.run_id = run_id
         return {k: v for k, v in tags.items() if not (k.startswith("mlflow.") and k in run.data.tags)}
 
     def _choose_experiment_name(self) -> str:
         """Returns the experiment's name from the config, or from MLflow's variables if the config has the default."""
-        name, experiment_id = self.options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
+        name = self.options.experiment
+        experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
         if name != DEFAULT_EXPERIMENT:
             experiment_id = None
         elif not experiment_id:
@@ -257,7 +262,8 @@ class MlflowTracker(Tracker):
         if self.follows is not None and (followed := self._find_experiment_of(self.follows)) is not None:
             return followed
         assert self.experiment is not None
-        found, name = self._find_experiment(), self.experiment
+        found = self._find_experiment()
+        name = self.experiment
         if found is None:
             try:
                 found = self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS)
@@ -437,7 +443,8 @@ class MlflowTracker(Tracker):
         if self.model_uri is not None:
             lines.append(("model", self.model_uri))
         if self._version is not None:
-            name, alias = self.options.register_as, self.options.alias
+            name = self.options.register_as
+            alias = self.options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if file := sqlite_file(self.uri):
             words = [] if opens_by_default(file) else ["--backend-store-uri", self.uri]
@@ -489,7 +496,8 @@ def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[
         item_bytes = len(json.dumps(item))  # the size in the request: a non-ASCII character takes six bytes
         if batch and (len(batch) == PARAMS_PER_BATCH or batch_bytes + item_bytes > BYTES_PER_BATCH):
             yield batch
-            batch, batch_bytes = [], 0
+            batch = []
+            batch_bytes = 0
         batch.append(item)
         batch_bytes += item_bytes
     if batch:

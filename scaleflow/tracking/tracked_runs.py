@@ -31,7 +31,8 @@ from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 #: The beginning of the tag of an evaluation, and the digest of its data in it.
-EVALUATION_TAG, TAGGED_DIGEST = "scaleflow.evaluate.", re.compile(r", data ([0-9a-f]+);")
+EVALUATION_TAG = "scaleflow.evaluate."
+TAGGED_DIGEST = re.compile(r", data ([0-9a-f]+);")
 
 #: Largest size of a config.yaml, in bytes; a run's config is much smaller.
 MAX_CONFIG_BYTES = 4 << 20
@@ -238,7 +239,9 @@ def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> s
 #: The tags of a sweep's run about its best job: its number, its folder, its overrides as words of a command, and the
 #: metric that ranks the jobs.
 BEST = "scaleflow.best"
-BEST_FOLDER, BEST_OVERRIDES, BEST_METRIC = f"{BEST}.folder", f"{BEST}.overrides", f"{BEST}.metric"
+BEST_FOLDER = f"{BEST}.folder"
+BEST_OVERRIDES = f"{BEST}.overrides"
+BEST_METRIC = f"{BEST}.metric"
 BEST_STEPS = f"{BEST}.steps"
 
 
@@ -258,7 +261,8 @@ def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelR
         tracker.adopt(run_id, run_id)
         parent = tracker.fetch_run()
         check_sweep_tags(run_id, parent.data.tags)
-        folder, query = parent.data.tags[BEST_FOLDER], f"tags.`mlflow.parentRunId` = '{run_id}'"
+        folder = parent.data.tags[BEST_FOLDER]
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'"
         jobs = client.search_runs([parent.info.experiment_id], query, max_results=SEARCH_MAX_RESULTS_THRESHOLD)
         found = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == folder]
         if not found:

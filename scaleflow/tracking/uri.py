@@ -21,7 +21,8 @@ PROBE_SECONDS = 3.0
 DEFAULT_EXPERIMENT = "scaleflow"
 
 #: The most characters that MLflow, and the databases of its servers, accept in the names of experiments and models.
-MAX_EXPERIMENT_NAME, MAX_MODEL_NAME = 500, 256
+MAX_EXPERIMENT_NAME = 500
+MAX_MODEL_NAME = 256
 
 
 def resolve_store(tracking: Tracking) -> Tracking:
@@ -68,7 +69,8 @@ def translate_address(uri: str) -> str:
 
 def check_registered_name(tracking: Tracking) -> None:
     """Raises ConfigError for a registered model's name or alias that MLflow would reject at the end of the run."""
-    name, alias = tracking.register_as, tracking.alias
+    name = tracking.register_as
+    alias = tracking.alias
     if name is not None:
         check_model_name("tracking.register_as=", name)
     if alias is None:
@@ -83,7 +85,8 @@ def check_experiment_name(name: str) -> None:
     """Raises ConfigError for a name of an experiment that MLflow would reject when the run begins."""
     origin = "tracking.experiment"
     if name == DEFAULT_EXPERIMENT and (variable := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
-        origin, name = "MLFLOW_EXPERIMENT_NAME", variable
+        origin = "MLFLOW_EXPERIMENT_NAME"
+        name = variable
     if not name.strip() or len(name) > MAX_EXPERIMENT_NAME:
         shown = f"{name[:20]}..." if name.strip() else name
         raise ConfigError(
@@ -115,7 +118,8 @@ def artifact_location(uri: str, experiment: str) -> str | None:
 
     Its name, which a file system limits to 255 bytes, need not be unique: the folders in it are named by random ids.
     """
-    file, name = sqlite_file(uri), re.sub(r"^\.+|[^\w.-]", "_", experiment)[:60]
+    file = sqlite_file(uri)
+    name = re.sub(r"^\.+|[^\w.-]", "_", experiment)[:60]
     return None if file is None else (file.parent / "mlartifacts" / name).as_uri()
 
 

@@ -39,14 +39,17 @@ class AnswerRules:
     def __init__(
         self, plan: Plan, engine: Engine, feeds: BySplit[Feed], outputs: Outputs, kept: KeptSplit | None
     ) -> None:
-        options, feed = plan.evaluation, feeds.validation
+        options = plan.evaluation
+        feed = feeds.validation
         check_answers(options, outputs, 0 if feed is None else feed.examples)
         carried: dict[str, Any] = {
             name: tuple(each) if isinstance(each, list) else each for name, each in plan.answers.items()
         }
         self.outputs = replace(outputs, threshold=options.own_threshold, **carried)
         self._is_carried = bool(carried)
-        self._options, self._engine, self._feed = options, engine, feed
+        self._options = options
+        self._engine = engine
+        self._feed = feed
         self._is_kept = kept is not None and kept.feed is feed
         if not options.learned:
             return
@@ -179,7 +182,8 @@ def find_shortage(level: float, weights: Array) -> str:
     from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.resampling import count_effective
 
-    count, needed = round(count_effective(weights), 6), count_needed(level)
+    count = round(count_effective(weights), 6)
+    needed = count_needed(level)
     if count >= needed:
         return ""
     if len(weights) < needed:

@@ -89,7 +89,8 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
 
 def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
     """Returns a note on the model of a table, the values that `fill_sizes` found, and the folds; "" without these."""
-    is_table, chosen = plan.choices.get("dataset") in TABLES, plan.choices.get("model")
+    is_table = plan.choices.get("dataset") in TABLES
+    chosen = plan.choices.get("model")
     found = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
     parts = [f"{len(splits.train):,} training examples get {found}"] if found else []
     if splits.folds:
@@ -128,7 +129,8 @@ def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
 
 def choose_monitors(plan: Plan, validates: bool) -> Plan:
     """Replaces `auto` in `checkpoint.best` and `training.early_stopping`: without a validation split there are none."""
-    best, stopping = plan.checkpoint.best, plan.training.early_stopping
+    best = plan.checkpoint.best
+    stopping = plan.training.early_stopping
     if stopping is not None and stopping.monitor == "auto":
         chosen = {**vars(stopping), "monitor": Best.monitor} if validates else None
         plan = set_values(plan, {"training.early_stopping": chosen})
@@ -244,10 +246,13 @@ class EngineBuilder:
         from scaleflow import dataset, training
 
         plan, data, self.sizes = fill_sizes(plan, data)
-        self.plan, self.data, self.emit = plan, data, emit
+        self.plan = plan
+        self.data = data
+        self.emit = emit
         if note := describe_sizes(plan, self.sizes, data.splits):
             emit(Note(note))
-        batching, examples = data.runtime.batching, data.splits.train
+        batching = data.runtime.batching
+        examples = data.splits.train
         check_batch_size(plan.training, batching, len(examples))
         dataset.check_shards(plan.dataset, plan.training, examples, global_size=batching.global_size)
         self.splits = apply_debug_subset(data.splits, plan, data.runtime)
@@ -261,7 +266,9 @@ class EngineBuilder:
         """Builds the model and the engine, and what keeps and judges its outputs."""
         from scaleflow import model, objective, training
 
-        data, splits, runtime = self.data, self.splits, self.data.runtime
+        data = self.data
+        splits = self.splits
+        runtime = self.data.runtime
         self.emit(PhaseBegan("building the model"))
         reading = getattr(data.source, "reading", None) or {}
         model.check_preset_words(self.plan.model.target, data.source.inputs, reading)
@@ -271,7 +278,9 @@ class EngineBuilder:
         validates = self.feeds.validation is not None
         self.plan = plan = choose_monitors(self.plan, validates)
         check_monitors(plan, goal, validates)
-        train, length, folds = self.feeds.train, self.length, splits.folds
+        train = self.feeds.train
+        length = self.length
+        folds = splits.folds
         maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=train, folds=folds)
         make_model = make_model_maker(plan, splits.inputs, outputs, emit=self.emit, changes=data.changes)
         self.engine, self.division_notes = maker.make(make_model)
@@ -294,7 +303,9 @@ class EngineBuilder:
         """Returns what the run needs, after notes on what the user should know."""
         from scaleflow import training
 
-        plan, engine, runtime = self.plan, self.engine, self.data.runtime
+        plan = self.plan
+        engine = self.engine
+        runtime = self.data.runtime
         doubts = find_weight_doubts(plan, engine.model, self.length, runtime.batching, freezing=engine.freezing)
         if self.drawn is not None:
             doubts[self.drawing] = self.drawn.note
@@ -317,7 +328,9 @@ class EngineBuilder:
         )
 
     def _collect_facts(self, doubts: Mapping[str, str]) -> RunFacts:
-        plan, splits, outputs = self.plan, self.splits, self.data.source.outputs
+        plan = self.plan
+        splits = self.splits
+        outputs = self.data.source.outputs
         resolved = {**self._list_values(), **self.sizes}
         metadata = None
         if is_chief(plan):
@@ -339,7 +352,10 @@ class EngineBuilder:
         """Yields what the user should know of the model, the length and the data; None for what is as it should be."""
         from scaleflow import dataset, model, objective, optimizer
 
-        plan, runtime, splits, net = self.plan, self.data.runtime, self.splits, self.engine.model
+        plan = self.plan
+        runtime = self.data.runtime
+        splits = self.splits
+        net = self.engine.model
         yield model.keras_file_doubt(net)
         yield objective.find_mask_note(net, splits.outputs)
         yield from model.find_batch_norm_warnings(net, runtime.read_batching(runtime.batching))
@@ -354,7 +370,10 @@ class EngineBuilder:
         """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
         from scaleflow import optimizer
 
-        plan, runtime, engine, length = self.plan, self.data.runtime, self.engine, self.length
+        plan = self.plan
+        runtime = self.data.runtime
+        engine = self.engine
+        length = self.length
         values = {
             **runtime.to_values(),
             "workers": count_workers(plan),
@@ -376,7 +395,10 @@ class EngineBuilder:
         """Makes the function that exports the model into a folder, and returns the digest of its weights."""
         from scaleflow import model
 
-        engine, runtime, source, splits = self.engine, self.data.runtime, self.data.source, self.splits
+        engine = self.engine
+        runtime = self.data.runtime
+        source = self.data.source
+        splits = self.splits
 
         def export(folder: Path, is_trial: bool = False, learned: LearnedState = learned) -> str:
             trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
@@ -397,7 +419,8 @@ class EngineBuilder:
 
     def _find_answers(self) -> AnswerRules | None:
         """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
-        plan, outputs = self.plan, self.data.source.outputs
+        plan = self.plan
+        outputs = self.data.source.outputs
         keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
         if not keys and not plan.answers:
             return None

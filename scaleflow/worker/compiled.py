@@ -117,7 +117,8 @@ def read_loss(value: Any) -> CompiledLoss | None:
     if isinstance(value, str):
         found = find_loss_class(value)
         return CompiledLoss(found or value, found is not None)
-    kind, config = str(value.get("class_name")), value.get("config")
+    kind = str(value.get("class_name"))
+    config = value.get("config")
     if kind == "__lambda__":
         return CompiledLoss("lambda", is_of_keras=False)
     name = config if kind == "function" and isinstance(config, str) else kind
@@ -184,7 +185,8 @@ def list_unused_optimizer(compiled: Mapping[str, Any], plan: Plan) -> list[str]:
         optimizer = {"class_name": optimizer, "config": {}}
     if not isinstance(optimizer, Mapping):
         return []
-    name, config = str(optimizer.get("class_name")), optimizer.get("config") or {}
+    name = str(optimizer.get("class_name"))
+    config = optimizer.get("config") or {}
     rate = config.get("learning_rate")
     rate = float(f"{rate:.6g}") if isinstance(rate, int | float) else None
     is_same = plan.optimizer.target.path == f"keras.optimizers.{name}"
@@ -221,7 +223,8 @@ def list_metric_words(value: Any) -> Iterator[str]:
     elif isinstance(value, Target):
         yield value.path.rpartition(".")[2]
     elif isinstance(value, Mapping) and "class_name" in value:
-        kind, config = str(value["class_name"]), value.get("config")
+        kind = str(value["class_name"])
+        config = value.get("config")
         yield config if kind == "function" and isinstance(config, str) else kind
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:

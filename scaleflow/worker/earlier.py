@@ -36,7 +36,8 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
             return json.dumps(read_learned_state(resumed).to_json())
 
         return EarlierState(LearnedState.from_json(json.loads(worker_sync.from_chief(read_text))))
-    state, mode = read_initial_state(plan), plan.model.init_from_preprocessing
+    state = read_initial_state(plan)
+    mode = plan.model.init_from_preprocessing
     if state is None or mode == "new":
         return None
     return EarlierState(state, extends=mode == "extend", counts_words=mode == "old" or not is_own_model(plan))
@@ -65,11 +66,9 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
 
     Raises ConfigError if the new run has classes or inputs that it may not have.
     """
-    before, mode, setting = (
-        read_initial_state(plan),
-        plan.model.init_from_preprocessing,
-        f"model.init_from={plan.model.init_from}",
-    )
+    before = read_initial_state(plan)
+    mode = plan.model.init_from_preprocessing
+    setting = f"model.init_from={plan.model.init_from}"
     if before is None:
         has_meaning = learned.preprocessing or any(each.names for each in name_leaves(learned.outputs).values())
         if plan.weights is not None and has_meaning:
@@ -96,7 +95,8 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
         return ""
 
     def is_same(name: str, other: str) -> bool:
-        now, known = splits[name], before.splits.get(other, {})
+        now = splits[name]
+        known = before.splits.get(other, {})
         return now["covers"] in (ALL_VALUES, FILES) and all(known.get(key) == now[key] for key in DIGEST_KEYS)
 
     evaluated = [name for name in ("validation", "test") if name in splits]
@@ -123,7 +123,8 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
     from scaleflow import dataset
 
     target = plan.dataset.target
-    make, is_ours = bind_target(target), target.path.startswith("scaleflow.")
+    make = bind_target(target)
+    is_ours = target.path.startswith("scaleflow.")
     takes_split = is_ours and "split" in inspect.signature(locate_target(target)).parameters
     given: dict[str, Any] = {"split": plan.dataset.split} if takes_split else {}
     given |= {"earlier": earlier} if earlier is not None and takes_earlier(locate_target(target)) else {}

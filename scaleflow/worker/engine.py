@@ -133,25 +133,30 @@ class EngineMaker:
         """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
         from scaleflow import optimizer, strategy, training
 
-        plan, runtime, loss = self.plan, self.runtime, self._choose_step(goal)
+        plan = self.plan
+        runtime = self.runtime
+        loss = self._choose_step(goal)
         model_optimizer = self._make_optimizer(net, takes_rows=not runtime.is_divided)
         passes: ForwardBackward
         if runtime.is_divided:
             optimizer.update_in_place(model_optimizer)
-            devices, share = runtime.devices.names, runtime.batching.share
+            devices = runtime.devices.names
+            share = runtime.batching.share
             staged, notes = strategy.divide_model(
                 trained, goal, devices, options=plan.strategy, examples=share, is_recomputed=plan.hardware.remat is True
             )
             passes = staged
         else:
             by_rows = can_update_by_rows(net, model_optimizer)
-            passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
+            passes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows)
+            notes = []
         facts = runtime.strategy_name, runtime.devices.kind, runtime.policy
         compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
         choice = training.choose_xla(
             plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
         )
-        limit, xla = plan.training.clip_norm, plan.hardware.xla is True
+        limit = plan.training.clip_norm
+        xla = plan.hardware.xla is True
         make = training.XlaLoop if choice.mode == "loop" else training.Loop
         loop = make(runtime.strategy, net, model_optimizer, objective=goal, clip_norm=limit, xla=xla, passes=passes)
         loop.xla = choice
@@ -233,7 +238,8 @@ class EngineMaker:
     def _make_fit_engine(self, net: keras.Model, trained: keras.Model, goal: Objective) -> FitEngine:
         from scaleflow import training
 
-        length, per_loop = self.length, self.plan.training.steps_per_loop
+        length = self.length
+        per_loop = self.plan.training.steps_per_loop
         return training.FitEngine(
             strategy=self.runtime.strategy,
             model=net,
@@ -290,7 +296,8 @@ class EngineMaker:
         """Makes the schedule of the learning rate, that of the user if `optimizer.schedule` has a `_target_`."""
         from scaleflow import optimizer
 
-        schedule, size = self.plan.optimizer.schedule, self.runtime.batching.global_size
+        schedule = self.plan.optimizer.schedule
+        size = self.runtime.batching.global_size
         own = bind_target(schedule) if isinstance(schedule, Target) else None
         return optimizer.make_learning_rate(options, size, self.length.total, given=own)
 

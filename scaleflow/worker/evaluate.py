@@ -117,7 +117,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), task.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
-    described, raw = {split: data.splits[read_as]}, splits.raw[read_as]
+    described = {split: data.splits[read_as]}
+    raw = splits.raw[read_as]
     if not is_whole and not task.is_new:
         emit_change(split, earlier, described[split], emit=emit)
     evaluated = ReadData(
@@ -342,7 +343,8 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: Eva
             ) from error
     else:
         inputs_of, outputs_of = map(to_single, graph)
-    taken, given = name_leaves(inputs_of), name_leaves(source.inputs)
+    taken = name_leaves(inputs_of)
+    given = name_leaves(source.inputs)
     if set(taken) != set(given):
         raise ConfigError(
             f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {task.origin} "
@@ -350,14 +352,16 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: Eva
         )
     for key, inputs in given.items():
         check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, task=task)
-    returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
+    returned = name_leaves(outputs_of)
+    needed = name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(
             f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {task.origin} "
             f"{describe_keys(outputs_of)}"
         )
     for key, outputs in needed.items():
-        output_shape, target_shape = tuple(returned[key].shape[1:]), outputs.model_shape
+        output_shape = tuple(returned[key].shape[1:])
+        target_shape = outputs.model_shape
         if output_shape != target_shape:
             raise ConfigError(
                 f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
@@ -373,7 +377,8 @@ def to_single(structure: Any) -> Any:
 
 def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, task: EvaluateModel) -> None:
     """Rejects an input of another shape than the model's, and text in place of numbers or the reverse."""
-    expected, given = tuple(model_input.shape[1:]), tuple(inputs.shape)
+    expected = tuple(model_input.shape[1:])
+    given = tuple(inputs.shape)
     is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
     if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
         raise ConfigError(

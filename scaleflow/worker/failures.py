@@ -25,7 +25,9 @@ def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any])
     allocation = ALLOCATION.search(message)
     device = allocation[3].rpartition("/")[2].removeprefix("device:") if allocation else "a device"
     tensor = f", for a tensor of shape [{allocation[1]}] and type {allocation[2]}" if allocation else ""
-    replicas, total, parts = int(resolved["replicas"]), int(resolved["global_batch_size"]), plan.training.accumulate
+    replicas = int(resolved["replicas"])
+    total = int(resolved["global_batch_size"])
+    parts = plan.training.accumulate
     size = total // replicas // parts
     batch = (
         f"training.batch_size={size} x {replicas} replica(s) x training.accumulate={parts} is a global batch of {total}"

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-ID_KEY, DIVISION_KEY = "evaluation.id", "dataset.split.column"
+ID_KEY = "evaluation.id"
+DIVISION_KEY = "dataset.split.column"
 
 
 class PredictionKeeper:
@@ -66,9 +67,11 @@ class PredictionKeeper:
         from scaleflow import objective
 
         reduced: dict[str, tf.Tensor] = {}
-        named_targets, named_outputs = name_leaves(targets), name_leaves(outputs)
+        named_targets = name_leaves(targets)
+        named_outputs = name_leaves(outputs)
         for name, described in self._outputs.items():
-            pair, form = (named_targets[name], named_outputs[name]), self._forms[name]
+            pair = (named_targets[name], named_outputs[name])
+            form = self._forms[name]
             if form == "positions":
                 values = objective.sum_positions(described, *pair)
             elif form == "best":
@@ -84,7 +87,8 @@ class PredictionKeeper:
     def add(self, step: int, replica: int, mask: Array, values: Mapping[str, Any]) -> None:
         from scaleflow import dataset
 
-        is_valid, share = mask > 0, self._feed.batching.share
+        is_valid = mask > 0
+        share = self._feed.batching.share
         if is_valid.any():
             places = dataset.find_places(self._feed, step)[replica * share : (replica + 1) * share]
             self.collector.add(places[is_valid], {name: value[is_valid] for name, value in values.items()})
@@ -158,8 +162,10 @@ def to_pixels(values: Array, scale: float | None) -> Array:
     if values.dtype == np.uint8:
         return values
     if scale is None:
-        low, high = float(values.min()), float(values.max())
-        values, scale = values - low, 1 / ((high - low) or 1.0)
+        low = float(values.min())
+        high = float(values.max())
+        values = values - low
+        scale = 1 / ((high - low) or 1.0)
     return np.asarray(np.clip(values * (255 * scale), 0, 255), np.uint8)
 
 
@@ -211,7 +217,8 @@ class KeptSplit:
         from scaleflow.evaluation.collector import EXAMPLE
         from scaleflow.evaluation.predictions import FILE, ID, ROW
 
-        places, raw = table[EXAMPLE].to_numpy(), self.reader.raw
+        places = table[EXAMPLE].to_numpy()
+        raw = self.reader.raw
         files, rows = raw.locate(places)
         columns = {}
         if files is not None:
@@ -245,7 +252,8 @@ def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan
     """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks `evaluation.id`."""
     from scaleflow.dataset.reading.division import encode_keys
 
-    options, rule = plan.evaluation, plan.dataset.split
+    options = plan.evaluation
+    rule = plan.dataset.split
     encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if they are not those of the examples
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
     return KeptSplit(

@@ -92,7 +92,8 @@ def is_run_finished(folder: Path) -> bool:
 
 def main() -> None:
     """Runs the process. It ends without waiting for TensorFlow's threads."""
-    stop, released = threading.Event(), threading.Event()
+    stop = threading.Event()
+    released = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     remember_secrets(find_environment_secrets())

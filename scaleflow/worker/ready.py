@@ -28,7 +28,9 @@ def report_ready(
         label: what distinguishes the run from others, for its name.
         params: of the run in the store.
     """
-    spec, emit, plan = process.spec, process.emit, process.spec.plan
+    spec = process.spec
+    emit = process.emit
+    plan = process.spec.plan
     resolved = setup.facts.resolved
     process.report_ready(
         RunReady(

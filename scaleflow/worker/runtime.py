@@ -132,7 +132,8 @@ def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
     if runtime.strategy_name == "parameter_server":
         return None  # the coordinator does not see the devices of its workers
     workers = count_synchronous_workers(plan)
-    kind, names = runtime.devices.kind, runtime.devices.names
+    kind = runtime.devices.kind
+    names = runtime.devices.names
     devices = len(names) if runtime.is_divided else runtime.batching.replicas // workers
     local_peak = hardware.process_peak(kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
     return None if local_peak is None else local_peak * workers

@@ -180,7 +180,8 @@ def make_session(trainer: Trainer) -> Session:
     spec = trainer.spec
     setup = trainer.setup
     emit = trainer.emit
-    options, tracking = spec.plan.checkpoint, spec.plan.tracking
+    options = spec.plan.checkpoint
+    tracking = spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = make_checkpoint_manager(spec, emit, setup.facts.learned)
     session = training.Session(
@@ -221,7 +222,8 @@ def restore_newest(trainer: Trainer, session: Session, manager: CheckpointManage
     worker_sync = trainer.worker_sync
     manager.publish()
     worker_sync(0.0)  # no worker reads before the one that writes is done
-    snapshot, folder = manager.load_newest(), spec.plan.checkpoint.folder or spec.checkpoints
+    snapshot = manager.load_newest()
+    folder = spec.plan.checkpoint.folder or spec.checkpoints
     if not worker_sync.is_same(str(snapshot and snapshot.step)):
         worker_sync.leave()
         raise ConfigError(

@@ -474,7 +474,8 @@ class Records(StreamRows):
         return super().read_spread(count, reads_all=True)
 
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
-        deadline, found = time.monotonic() + TARGET_SECONDS, []
+        deadline = time.monotonic() + TARGET_SECONDS
+        found = []
         try:
             for batch in self.iterate(lambda _, *rest: rest):  # a file that only the inputs come from is not read
                 found.append(batch)

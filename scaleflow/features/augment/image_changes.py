@@ -16,7 +16,8 @@ BRIGHTNESS = (0.299, 0.587, 0.114)
 CROP_ASPECT = math.log(4 / 3)
 
 #: Bounds of the area of an erased rectangle, as fractions of the image, and of the logarithm of its aspect ratio.
-ERASED_AREA, ERASED_ASPECT = (0.02, 0.33), math.log(10 / 3)
+ERASED_AREA = (0.02, 0.33)
+ERASED_ASPECT = math.log(10 / 3)
 
 
 def shift_and_flip(
@@ -167,11 +168,13 @@ OPERATIONS = (
 )
 
 #: How many operations `randaugment` applies to an image, and the strength at which they are strongest.
-CHOSEN, STRONGEST = 2, 30
+CHOSEN = 2
+STRONGEST = 30
 
 
 #: How far `randaugment` shears and shifts at the most, as tangents and as a share of the height and the width.
-MAX_SHEAR, MAX_SHIFT = 0.3, 0.45
+MAX_SHEAR = 0.3
+MAX_SHIFT = 0.45
 
 
 class Chosen(NamedTuple):

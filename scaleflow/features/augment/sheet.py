@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: The examples of a sheet, and the versions of each beside it.
-EXAMPLES, VERSIONS = 8, 4
+EXAMPLES = 8
+VERSIONS = 4
 
 
 def write_sheet(feed: Any, splits: Splits, folder: Path) -> list[Path]:

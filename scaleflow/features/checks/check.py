@@ -49,10 +49,12 @@ from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 
 #: The levels of findings, the least first; those from the second one on make the exit code 1.
-LEVELS, LEVEL = ("hint", "drift", "fault"), "drift"
+LEVELS = ("hint", "drift", "fault")
+LEVEL = "drift"
 
 #: The report in the current folder, and the most examples of a split, if the user does not say it.
-REPORT, EXAMPLES = "data_report.html", 20_000
+REPORT = "data_report.html"
+EXAMPLES = 20_000
 
 #: Reading data takes one process and no GPU.
 DEVICES = ("strategy=one_device", "hardware=cpu")

@@ -15,19 +15,26 @@ from scaleflow.pages.html import compose_section, make_charts, make_findings, ma
 from scaleflow.pages.pictures import draw_sheet, to_data_address
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.
-MOST_CHARTS, MOST_CLASSES, MOST_BARS = 24, 6, 12
+MOST_CHARTS = 24
+MOST_CLASSES = 6
+MOST_BARS = 12
 
 #: Rows of the table of examples, and pictures of a class.
-SHOWN_ROWS, SHOWN_PICTURES = 10, 8
+SHOWN_ROWS = 10
+SHOWN_PICTURES = 8
 
 #: What the levels of findings are called.
 HEADINGS = {FAULT: "Faults", DRIFT: "Drift", HINT: "To be looked at"}
 
 #: The ranges of a histogram, between these quantiles.
-RANGES, ENDS = 30, (0.005, 0.995)
+RANGES = 30
+ENDS = (0.005, 0.995)
 
 #: Pixels: the width of a chart, the space for labels beside it, and the height of a strip.
-WIDTH, LEFT, RIGHT, HEIGHT = 470, 130, 34, 34
+WIDTH = 470
+LEFT = 130
+RIGHT = 34
+HEIGHT = 34
 
 Array = np.ndarray[Any, Any]
 

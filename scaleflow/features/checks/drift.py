@@ -16,30 +16,37 @@ from scaleflow.interfaces.formatting import format_number, join_first
 Array = np.ndarray[Any, Any]
 
 #: The levels of findings, the least first.
-HINT, DRIFT, FAULT = "hint", "drift", "fault"
+HINT = "hint"
+DRIFT = "drift"
+FAULT = "fault"
 LEVELS = (HINT, DRIFT, FAULT)
 
 #: Above this population stability index the distribution has changed (Siddiqi 2006, Credit Risk Scorecards; deepchecks
 #: uses it, too). Few rows alone give a large index: it also has to be above what chance gives in 999 of 1000 columns.
-STABILITY, CHANCE = 0.2, 0.999
+STABILITY = 0.2
+CHANCE = 0.999
 
 #: Is added to each count, since the index of an empty range has no limit (Jeffreys).
 HALF = 0.5
 
 #: The share of values that may be outside of the range, or missing where none were, and the least number of them.
-SHARE, FEWEST = 0.01, 5
+SHARE = 0.01
+FEWEST = 5
 
 #: A larger share of missing values than before is drift, if the difference is so many standard errors.
-MORE_MISSING, ERRORS = 0.1, 4
+MORE_MISSING = 0.1
+ERRORS = 4
 
 #: Categories, or ranges, that occur less often in both data together are joined: of rare ones, each sample has others.
 FEW = 5
 
 #: Permutations from which the limit of an index follows, and by how much the index has to exceed what chance gives.
-PERMUTATIONS, MARGIN = 200, 1.5
+PERMUTATIONS = 200
+MARGIN = 1.5
 
 #: So many values that a schema does not list are counted one by one; the rarest of more than that are forgotten.
-MOST_UNLISTED, KEPT_UNLISTED = 10_000, 1000
+MOST_UNLISTED = 10_000
+KEPT_UNLISTED = 1000
 
 #: The most values that NumPy can permute.
 MOST_PERMUTED = 10**9 - 1
@@ -149,21 +156,26 @@ class DriftCounter:
             has_few = before < FEW  # the ends of the ranges follow from so few numbers that chance decides
             rest = (int(before[has_few].sum()), int(counts[has_few].sum()))
             return compute_stability(before[~has_few], counts[~has_few], looks=self._looks, rest=rest)
-        before, now = np.array([*known["values"].values()], np.int64), counts[:-1]
+        before = np.array([*known["values"].values()], np.int64)
+        now = counts[:-1]
         if not known["others"]:  # each value is known, so that a new one is a value as others are
             unseen = [*self._unseen.get(name, Counter()).values()]
-            before, now = np.append(before, np.zeros(len(unseen), np.int64)), np.append(now, unseen)
+            before = np.append(before, np.zeros(len(unseen), np.int64))
+            now = np.append(now, unseen)
             return compute_stability(before, now, looks=self._looks)
         most_before = int(before.min()) if len(before) else 0  # of a value that is not listed
         least = FEW + 2 * most_before  # if the data are alike, chance gives no value that is not listed so many
-        rest_before, rest_now = int(known["others"]), int(counts[-1])
+        rest_before = int(known["others"])
+        rest_now = int(counts[-1])
         for _, count in self._unlisted.get(name, Counter()).most_common(MOST_NAMED):
             count_before = min(most_before, rest_before)
             share_before = (before.sum() + rest_before) / (before.sum() + rest_before + now.sum() + rest_now)
             if (count_before + count) * share_before < least:
                 break
-            before, now = np.append(before, count_before), np.append(now, count)
-            rest_before, rest_now = rest_before - count_before, rest_now - count
+            before = np.append(before, count_before)
+            now = np.append(now, count)
+            rest_before = rest_before - count_before
+            rest_now = rest_now - count
         return compute_stability(before, now, looks=self._looks, rest=(rest_before, rest_now), least_before=least)
 
     def _find_shift(self, name: str, known: Mapping[str, Any]) -> Iterator[DataFinding]:
@@ -175,7 +187,8 @@ class DriftCounter:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
             because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
             yield DataFinding("drift", DRIFT, text, because=because, columns=[name])
-        outside, total = self._outside[name], self._total[name]
+        outside = self._outside[name]
+        total = self._total[name]
         if "counts" in known and outside > max(FEWEST, SHARE * total, limit_by_chance(sum(known["counts"]), total)):
             low, high = self._ends[name]
             seen = f"{format_number(known['min'])} to {format_number(known['max'])}"
@@ -235,10 +248,13 @@ def compute_stability(
     share_before = (before.sum() + rest[0]) / max(1, totals.sum() + sum(rest))
     is_rare = (totals < FEW) | (totals * share_before < least_before)
     joined = (rest[0] + int(before[is_rare].sum()), rest[1] + int(now[is_rare].sum()))
-    before, now = before[~is_rare], now[~is_rare]
+    before = before[~is_rare]
+    now = now[~is_rare]
     if sum(joined):
-        before, now = np.append(before, joined[0]), np.append(now, joined[1])
-    before, now = before.astype(np.int64), now.astype(np.int64)
+        before = np.append(before, joined[0])
+        now = np.append(now, joined[1])
+    before = before.astype(np.int64)
+    now = now.astype(np.int64)
     if not before.sum() or not now.sum() or len(before) < 2:
         return 0.0, STABILITY
     index = float(measure_stability(before, now))
@@ -250,7 +266,8 @@ def compute_stability(
     permuted = np.random.default_rng(0).multivariate_hypergeometric(totals, now.sum(), size=PERMUTATIONS)
     indices = measure_stability(totals - permuted, permuted)
     # Scaled chi-square with the mean and the variance of the permutations: few of them tell no extreme quantile.
-    mean, variance = float(indices.mean()), max(float(indices.var()), 1e-12)
+    mean = float(indices.mean())
+    variance = max(float(indices.var()), 1e-12)
     free = 2 * mean**2 / variance
     wide = 2 / (9 * free)
     errors = NormalDist().inv_cdf(1 - (1 - CHANCE) / looks)
@@ -278,7 +295,8 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) 
     for name in sorted(kinds.keys() - known.keys()):
         yield DataFinding("column", HINT, f"{name}: a new column", because="training did not have it", columns=[name])
     for name in sorted(known.keys() & kinds.keys()):
-        before, now = KINDS[known[name]["kind"]], kinds[name]
+        before = KINDS[known[name]["kind"]]
+        now = kinds[name]
         if any((before is kind) != (now is kind) for kind in (NUMBER, DATE)):
             text = f"{name}: is {now.name}, and was {before.name} in training"
             yield DataFinding("type", FAULT, text, because="another type", columns=[name])

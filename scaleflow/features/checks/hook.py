@@ -61,7 +61,8 @@ def find_in_data(data: ReadData) -> list[DataFinding]:
 
 def find_told(data: ReadData) -> list[DataFinding]:
     """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
-    train, sample = data.splits["train"], data.sample
+    train = data.splits["train"]
+    sample = data.sample
     assert sample is not None  # of a new run, on the chief
     if not train.is_spread:
         return []

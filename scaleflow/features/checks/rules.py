@@ -29,7 +29,9 @@ LEFT_BY_LEAK = {True: 0.05, False: 0.1}
 
 #: A class with a larger share makes the target nearly constant. A class with less than a tenth of an equal share, or
 #: fewer than ten examples, is rare (skore: under 10 %).
-NEAR_CONSTANT, RARE, FEWEST_OF_CLASS = 0.95, 0.1, 10
+NEAR_CONSTANT = 0.95
+RARE = 0.1
+FEWEST_OF_CLASS = 10
 
 #: An outlier is so many interquartile ranges away from the median, also on a logarithmic scale.
 FAR = 15
@@ -38,7 +40,8 @@ FAR = 15
 SENTINEL = 0.01
 
 #: The correlation of two columns that say the same (skore: 0.9), and the most columns of which pairs are compared.
-CORRELATION, MOST_PAIRED = 0.9, 200
+CORRELATION = 0.9
+MOST_PAIRED = 200
 
 #: The share of words that the training split does not have, from which a split is not what the model can read.
 UNKNOWN = 0.5
@@ -80,7 +83,8 @@ def find_copies(sample: SplitSample) -> Iterator[DataFinding]:
         first = seen.setdefault(key, name)
         is_constant = len(set(values.tolist())) <= 1
         if first != name and not is_constant:
-            text, pair = f"{name} is a copy of {first}", [first, name]
+            text = f"{name} is a copy of {first}"
+            pair = [first, name]
             yield DataFinding("duplicate columns", FAULT, text, because="equal in every row", columns=pair)
 
 
@@ -138,7 +142,8 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
                 yield DataFinding("near-constant target", FAULT, text, because="one distinct value", columns=[label])
             continue
         counts = Counter(each for each in answers.tolist() if each)
-        total, scale = counts.total(), sample.examples / max(1, len(answers))
+        total = counts.total()
+        scale = sample.examples / max(1, len(answers))
         (top, most), *_ = counts.most_common(1) or [("", 0)]
         if total and most / total > NEAR_CONSTANT:
             text = f"{label}: {most / total:.1%} of the examples are {top}"
@@ -272,10 +277,12 @@ HINT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
 
 
 #: The share of a split that repeats examples of another one, or of itself, from which that is told.
-ACROSS, WITHIN = 0.01, 0.02
+ACROSS = 0.01
+WITHIN = 0.02
 
 #: Pictures are equal if so few of the 64 bits of their hash differ, and their thumbnails correlate by so much.
-BITS, ALIKE = 3, 0.997
+BITS = 3
+ALIKE = 0.997
 
 #: A picture whose values hardly differ, as a share of the range of all.
 BLANK = 1e-3
@@ -290,7 +297,8 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     lengths = [len(splits[name]) for name in names]
     owner = np.repeat(np.arange(len(names)), lengths)
     first = splits[names[0]]
-    pictures, chance = first.list_kind(PICTURE), 0.0
+    pictures = first.list_kind(PICTURE)
+    chance = 0.0
     if pictures:
         (column, *_) = pictures
         shown = [splits[name].columns[column] for name in names]
@@ -301,7 +309,9 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     else:
         return
     what = "pictures" if pictures else "texts" if len(first.columns) == 1 else "rows"
-    nearly, likely, but = groups, chance, ""
+    nearly = groups
+    likely = chance
+    but = ""
     ids = [name for name, each in first.columns.items() if first.kinds[name] == DATE or is_id(each, first.examples)]
     if ids and first.is_table:
         kept = [name for name in first.columns if name not in ids]
@@ -365,7 +375,8 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
         A number for each example of all splits, in turn, that equal ones share: [n] int64; and the chance that two
         examples are equal if their columns are independent; 0 for a single column.
     """
-    codes, chance = [], 1.0
+    codes = []
+    chance = 1.0
     for name in splits[0].columns:
         values = np.concatenate([split.columns[name] for split in splits])
         if values.dtype == object:

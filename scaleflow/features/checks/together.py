@@ -18,24 +18,30 @@ from scaleflow.interfaces import DivisionKeys, Split
 from scaleflow.interfaces.formatting import join_first
 
 #: Groups are looked for in columns with so many values that repeat, none of which more than a share of the rows has.
-FEWEST_GROUPS, LARGEST = 20, 0.1
+FEWEST_GROUPS = 20
+LARGEST = 0.1
 
 #: The chance that a table's columns look alike within groups that mean nothing, and the least that counts, from 0 to 1.
-CHANCE, LEAST = 1e-4, 0.1
+CHANCE = 1e-4
+LEAST = 0.1
 
 #: Rows of a group are alike if similar rows of other groups tell a target worse, by this share of the error of a guess
 #: and by so many standard errors of the groups.
-GAIN, ERRORS = 0.15, 3
+GAIN = 0.15
+ERRORS = 3
 
 #: An input, or what one is a copy of, is usually a useful category. Its values number groups if they are codes, and if
 #: the other columns have so much in common within a group, from 0 to 1 on average.
 WHOLE = 0.5
 
 #: The most rows whose similar rows are sought, the most columns by which, and the most similar rows of each.
-MOST_SOUGHT, MOST_COMPARED, MOST_SIMILAR = 300, 8, 5
+MOST_SOUGHT = 300
+MOST_COMPARED = 8
+MOST_SIMILAR = 5
 
 #: The share of the rows that are the latest. A column with such a correlation with a date is one itself.
-LATEST, IS_DATE = 0.2, 0.9
+LATEST = 0.2
+IS_DATE = 0.9
 
 Array = np.ndarray[Any, Any]
 
@@ -62,8 +68,10 @@ def find_together(
 def find_undivided(rule: Split, keys: Mapping[str, DivisionKeys]) -> Iterator[DataFinding]:
     """Finds groups in several splits, and test rows that are no later: files named after splits are not divided."""
     for split, each in [*keys.items()][1:]:
-        train, name = keys["train"], rule.column or "what dataset.split names"
-        where, advice = f"the files of {split}", "put all rows into files without names of splits"
+        train = keys["train"]
+        name = rule.column or "what dataset.split names"
+        where = f"the files of {split}"
+        advice = "put all rows into files without names of splits"
         if rule.by in ("group", "hash") and train.groups is not None and each.groups is not None:
             shared = np.isin(np.unique(each.groups), train.groups)
             if shared.any():
@@ -94,8 +102,10 @@ def find_groups(
     candidates = {name: codes for name, codes in numbers.items() if name in allowed and has_groups(codes)}
     if not candidates or not inputs or not sample.targets:
         return
-    values, targets = encode_columns(inputs, sample.kinds), encode_columns(sample.targets, {})
-    limit, found = NormalDist().inv_cdf(1 - CHANCE / (len(candidates) * len(inputs))), {}
+    values = encode_columns(inputs, sample.kinds)
+    targets = encode_columns(sample.targets, {})
+    limit = NormalDist().inv_cdf(1 - CHANCE / (len(candidates) * len(inputs)))
+    found = {}
     for name, codes in candidates.items():
         a, b = pair_rows(codes)
         alike = measure_alike(values, a, b, limit=limit)
@@ -189,7 +199,8 @@ def measure_alike(values: Array, a: Array, b: Array, limit: float) -> Array:
     are equal by chance, their number is not distributed normally.
     """
     usual = compare_values(values[a], values[np.stack([np.random.default_rng(n).permutation(b) for n in range(3)])])
-    mean, own = usual.mean(axis=(0, 1)), compare_values(values[a], values[b]).mean(axis=0)
+    mean = usual.mean(axis=(0, 1))
+    own = compare_values(values[a], values[b]).mean(axis=0)
     error = usual.std(axis=(0, 1)) * np.sqrt(4 / 3 / len(a)) + 1 / len(a)
     return np.where(mean - own > np.maximum(limit * error, LEAST * mean), 1 - own / np.maximum(mean, 1e-9), 0)
 

@@ -41,7 +41,8 @@ def check_out(run: Run, folder: Path) -> Checkout:
 
     Raises ConfigError if the run kept no code, or if the folder holds something else.
     """
-    code, mark = run.states[0].code, folder / CHECKOUT_MARK
+    code = run.states[0].code
+    mark = folder / CHECKOUT_MARK
     name = run.run_id or str(run.files.path)
     if not code.is_kept or not code.modules:
         why = "used no code of yours" if code.version and not code.modules else "kept no code"
@@ -118,7 +119,9 @@ def restore_modules(run: Run, folder: Path, is_earlier: bool, masked: list[str])
     is_worktree = (folder / ".git").exists()
     for name, (_, content, inner) in sorted(run.states[0].code.modules.items()):
         path = inner if is_worktree and inner.endswith(name) else name
-        target, copy, here = folder / path, run.files.kept_code(0) / name, Path(name)
+        target = folder / path
+        copy = run.files.kept_code(0) / name
+        here = Path(name)
         if not is_inside(folder, path):
             raise ConfigError(f"the record of the run names the module {path}, which is not in a folder")
         if not is_earlier and not has_content(target, content):

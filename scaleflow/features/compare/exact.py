@@ -73,7 +73,8 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
 
 def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
     """Whether an override sets only a place or the tracking, or what the run had."""
-    key, value = str(override.key_or_group), None if override.is_delete() else override.value()
+    key = str(override.key_or_group)
+    value = None if override.is_delete() else override.value()
     if key in (RUN_DIR, "tracking") or (is_ignored(key) and not key.startswith(MODEL_KEYS)):
         return True
     if override.is_delete() or any(name.startswith(f"{key}.") for name in params):
@@ -90,7 +91,8 @@ def list_lengths(run: Run) -> list[str]:
 
 def describe_here(plan: Plan, run: Run) -> Provenance:
     """Returns what a run with this plan would be made of here, now."""
-    facts, code = LaunchFacts(), find_code(plan.config, plan.search)
+    facts = LaunchFacts()
+    code = find_code(plan.config, plan.search)
     git = facts.read_git()
     first = run.states[0].code
     record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})

@@ -73,7 +73,9 @@ class PairedPredictions:
     """
 
     def __init__(self, first: Run, second: Run, has_same_data: bool = False) -> None:
-        self.reason, self.split, self.count = "", "", 0
+        self.reason = ""
+        self.split = ""
+        self.count = 0
         self.units: Units | None = None
         self._runs: list[tuple[Predictions, Array]] = []
         paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
@@ -140,7 +142,8 @@ def list_values(predictions: Predictions, output: str, metric: str, rows: Array)
 
 def list_class_values(column: Callable[[str], Array], metric: str, weights: Array) -> Iterator[ExampleValues]:
     """Yields the same for an output with one class for each example."""
-    targets, chances = column("target"), column("target_probability").astype(np.float64)
+    targets = column("target")
+    chances = column("target_probability").astype(np.float64)
     counts = np.array([each is not None for each in targets]) if targets.dtype == object else ~np.isnan(targets)
     correct = (targets == column("prediction")).astype(np.float64)
     weights = weights * counts

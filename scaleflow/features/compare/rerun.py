@@ -43,7 +43,8 @@ from scaleflow.runs.event_log import append_event
 from scaleflow.runs.run import Run
 
 #: The tag of the new run that names the tracked run, and the one that says whether it has the same results.
-TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
+TAG = "scaleflow.rerun_of"
+REPRODUCES = "scaleflow.reproduces"
 
 
 @make_main
@@ -107,7 +108,8 @@ class ExactRerun:
         masked: Sequence[str] = ()
         if self._checkout is not None:
             built = checkout.check_out(self._run, self._checkout)
-            composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
+            composed = replace(composed, search=[*built.folders, *composed.search])
+            masked = built.masked
             for note in (f"the code of the run is in {self._checkout}", *built.notes):
                 display.print_line(to_printable(f"note: {note}"))
         here = exact.describe_here(make_plan(composed, LOOK), self._run)

@@ -73,7 +73,8 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
     """
     from scaleflow.features.compare.examples import PairedPredictions  # imports numpy and pyarrow
 
-    before, now = first.metrics, second.metrics
+    before = first.metrics
+    now = second.metrics
     names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith((BASELINE, "system/"))]
     order = ("test/", "val/", "train/")
     names.sort(key=lambda name: next((n for n, start in enumerate(order) if name.startswith(start)), len(order)))
@@ -142,7 +143,8 @@ def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, s
 #: Values count as equal if they differ by no more than this, relative to the larger one (at least 1).
 TOLERANCE = 1e-6
 
-EQUAL_BITS, EQUAL_VALUES = "equal bits", "equal to 1e-6"
+EQUAL_BITS = "equal bits"
+EQUAL_VALUES = "equal to 1e-6"
 
 
 @dataclass(frozen=True)

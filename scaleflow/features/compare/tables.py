@@ -16,7 +16,8 @@ from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
 #: A value is cut after so many letters, and a list in the terminal after so many rows.
-MOST_LETTERS, MOST_ROWS = 120, 40
+MOST_LETTERS = 120
+MOST_ROWS = 40
 
 #: A diff in the terminal is cut after so many lines.
 MOST_LINES = 200
@@ -25,7 +26,8 @@ MOST_LINES = 200
 SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/peak_host_mb", "perf/peak_device_mb")
 
 #: The width of a comparison in a notebook, and of output that is no terminal, in letters.
-PAGE_WIDTH, PIPE_WIDTH = 140, 120
+PAGE_WIDTH = 140
+PIPE_WIDTH = 120
 
 #: How a notebook shows a comparison.
 FRAGMENT = '<pre style="overflow-x:auto;line-height:1.35">{code}</pre>'

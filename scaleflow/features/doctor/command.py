@@ -303,7 +303,8 @@ def judge_options(group: str, judges: Mapping[str, Judge], facts: MachineFacts) 
 
 def gather_facts(report: Report) -> MachineFacts:
     """Extracts the facts that the verdicts need from the report."""
-    tensorflow, config = report["tensorflow"], report["tf_config"] or {}
+    tensorflow = report["tensorflow"]
+    config = report["tf_config"] or {}
     gpus = [device for device in tensorflow["devices"] if device["kind"] == "GPU"]
     capabilities = [float(gpu["compute_capability"]) for gpu in gpus if gpu["compute_capability"]]
     tpu, no_tpu = locate_tpu()
@@ -357,7 +358,8 @@ def check_store() -> dict[str, Any]:
     elif uri.startswith(("http://", "https://")):
         reachable, detail = check_store_server(uri)
     else:
-        reachable, detail = None, "not checked: neither a file nor a server over http"
+        reachable = None
+        detail = "not checked: neither a file nor a server over http"
     return {"uri": mask_secrets(uri), "reachable": reachable, "detail": mask_secrets(detail)}
 
 
@@ -463,7 +465,8 @@ def cuda_line(cuda: Mapping[str, Any]) -> str:
 
 
 def environment_rows(report: Report) -> ReportRows:
-    config, store = report["tf_config"], report["tracking"]
+    config = report["tf_config"]
+    store = report["tracking"]
     peers = (
         f"{config['role']} {config['index']} of {', '.join(config['peers'])}" if config and "peers" in config else ""
     )

@@ -73,7 +73,8 @@ def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
 
 def describe_memory(root: Path = Path("/")) -> dict[str, int | None]:
     """Returns the host's memory and this process's limit, in MiB."""
-    memory, limit = psutil.virtual_memory(), memory_limit(root)
+    memory = psutil.virtual_memory()
+    limit = memory_limit(root)
     return {
         "total_mb": memory.total >> 20,
         "available_mb": memory.available >> 20,

@@ -76,7 +76,8 @@ def describe_cuda(build: dict[str, Any]) -> dict[str, Any]:
     if not build.get("is_cuda_build"):
         absent = ("cuda", "cudnn", "cuda_found", "cudnn_found", "driver_found")
         return {"built": False, **dict.fromkeys(absent)}
-    cuda, cudnn = str(build.get("cuda_version", "")), str(build.get("cudnn_version", ""))
+    cuda = str(build.get("cuda_version", ""))
+    cudnn = str(build.get("cudnn_version", ""))
     return {
         "built": True,
         "cuda": cuda,

@@ -128,7 +128,8 @@ def measure_difference(expected: Any, found: Any) -> tuple[float, float]:
 
     The difference is NaN if other values are NaN.
     """
-    before, now = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    before = np.asarray(expected, np.float64)
+    now = np.asarray(found, np.float64)
     is_nan = np.isnan(before)
     if not np.array_equal(is_nan, np.isnan(now)):
         return float("nan"), 1.0
@@ -166,7 +167,8 @@ def convert_to_formats(plan: Plan, exported: Path, formats: Sequence[str], is_tr
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     emit(PhaseBegan("loading the model"))
     runtime = setup_runtime(plan, emit)
-    state, parts = read_learned_state(exported), SavedParts(exported / "saved_model")
+    state = read_learned_state(exported)
+    parts = SavedParts(exported / "saved_model")
     if is_trial:
         proof = read_example_proof(exported, parts, state)
     else:
@@ -194,7 +196,8 @@ class Converter:
 
     def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
         """Exports one format. A format that is not good has the reason, and leaves no files."""
-        path, values = form.locate(self.exported), dict[str, float]()
+        path = form.locate(self.exported)
+        values = dict[str, float]()
         try:
             if form.convert is not None:
                 shutil.rmtree(path.parent, ignore_errors=True)
@@ -254,7 +257,8 @@ class Converter:
         comparison = RuntimeComparison(self.parts, form, runtime, scalings=scalings)
         if self.proof.evaluate is None:
             comparison.compare(self.parts.nest_raw({name: tf.constant(x) for name, x in self.proof.sample.items()}))
-            metrics, predictions = {}, None
+            metrics = {}
+            predictions = None
         else:
             try:
                 metrics, predictions = self.proof.evaluate(comparison.compare)
@@ -308,7 +312,10 @@ class RuntimeComparison:
     def __init__(
         self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess, scalings: Mapping[str, Any]
     ) -> None:
-        self._parts, self._form, self._runtime, self._scalings = parts, form, runtime, scalings
+        self._parts = parts
+        self._form = form
+        self._runtime = runtime
+        self._scalings = scalings
         self._differences: dict[str, float] = {}
         self._largest: dict[str, float] = {}
         self.error: ExportError | None = None
@@ -338,7 +345,8 @@ class RuntimeComparison:
                 raise
             wanted = dict(zip(tensors, arrays[len(names) :], strict=True))
             values = {tensor: np.asarray(found[tensor], wanted[tensor].dtype) for tensor in tensors}
-            scaled, unscaled = dict(values), dict(wanted)
+            scaled = dict(values)
+            unscaled = dict(wanted)
             for tensor, (mean, deviation) in self._scalings.items():
                 if self._form.takes_raw:
                     scaled[tensor] = (values[tensor] - mean) / deviation
@@ -423,7 +431,8 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
     outputs = earlier.take_answers(source.outputs)
 
     def evaluate(forward: Any) -> tuple[Mapping[str, float], Predictions]:
-        evaluation, keeper = training.Evaluation(runtime.strategy, forward, goal), PredictionKeeper(outputs, feed)
+        evaluation = training.Evaluation(runtime.strategy, forward, goal)
+        keeper = PredictionKeeper(outputs, feed)
         evaluation.keep_outputs(feed, keeper)
         metrics = evaluation(feed)
         table = make_predictions_table(outputs, keeper.collector)
@@ -436,5 +445,6 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
     count = min(plan.of(ExportOptions).calibration_examples, len(splits.train))
     drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)
     emit(PhaseBegan(f"evaluating the {split} split"))
-    sample, calibration = read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn))
+    sample = read(split, np.arange(min(TIMED, len(examples))))
+    calibration = read("train", np.sort(drawn))
     return Proof(split, len(examples), sample, calibration=calibration, evaluate=evaluate)

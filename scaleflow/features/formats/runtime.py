@@ -100,7 +100,8 @@ def serve_requests(name: str, path: Path, connection: Connection) -> None:
             return
         try:
             if what == "load":
-                compute, answer = list_formats()[name].open(path), None
+                compute = list_formats()[name].open(path)
+                answer = None
             else:
                 answer = compute(arrays) if what == "compute" else measure_median(compute, arrays)
         except Exception as error:  # a runtime may raise anything

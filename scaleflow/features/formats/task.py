@@ -109,7 +109,8 @@ def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Calla
         try:
             process.stdin.write(child.to_line(os.environ))
             process.stdin.flush()  # it stays open: the process ends when this one does
-            reader, last = EventReader(child.events), None
+            reader = EventReader(child.events)
+            last = None
             is_over = False
             while not is_over:
                 is_over = process.poll() is not None

@@ -45,7 +45,8 @@ from scaleflow.tracking.uri import sqlite_file
 DEFAULT_FOLDERS = ("outputs", "multirun")
 
 #: What is said of a run that may be deleted.
-RECORDED, DELETED = "recorded", "deleted in MLflow"
+RECORDED = "recorded"
+DELETED = "deleted in MLflow"
 
 
 @dataclass
@@ -144,7 +145,8 @@ def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -
 
 
 def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, store: StoreCheck) -> FoundRun:
-    files, state = RunFolder(folder), RunState.read(folder)
+    files = RunFolder(folder)
+    state = RunState.read(folder)
     own, others = list_deletable(files, only_checkpoints)
     size = sum(measure(path) for path in own)
     age = time.time() - state.time / 1000

@@ -92,7 +92,8 @@ def describe_section(group: str, cls: Any) -> dict[str, Any]:
 def read_comments(text: str) -> Iterator[tuple[str, str]]:
     """Yields the keys of the first level of a YAML text with their comments."""
     lines = [match for line in text.splitlines() if (match := COMMENTED.match(line))]
-    first, found = min((match["indent"] for match in lines if match["key"]), default=""), dict[str, str]()
+    first = min((match["indent"] for match in lines if match["key"]), default="")
+    found = dict[str, str]()
     name = ""
     for match in lines:
         if match["key"]:
@@ -120,7 +121,8 @@ def describe_object(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
 
 def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     """Describes the values of a type, as `scaleflow.config.parse.convert_value` takes them."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     describe = partial(describe_hint, limits=limits)
     if origin in (Union, types.UnionType):
         return {"anyOf": [describe(each) for each in inner]}

@@ -21,7 +21,8 @@ from scaleflow.interfaces import Cluster, Plan, Rule
 
 #: Kubernetes sets the pod's index. The manifest sets the number of pods and the Job's name.
 INDEX = "JOB_COMPLETION_INDEX"
-PODS, JOB = "SCALEFLOW_PODS", "SCALEFLOW_JOB"
+PODS = "SCALEFLOW_PODS"
+JOB = "SCALEFLOW_JOB"
 
 #: The oldest version that supports every field of the manifest.
 LEAST_VERSION = "1.31"
@@ -34,7 +35,8 @@ MAX_NAME_LENGTH = 63
 
 CONTAINER = "scaleflow"
 
-REFUSED, TERMINATED = 2, 143
+REFUSED = 2
+TERMINATED = 143
 MANIFEST_HINT = "use cluster.submit=print to write the manifest of such a Job, for kubectl apply -f -"
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -252,7 +254,8 @@ def pod(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_sec
 
     Service links are off: the variables that Kubernetes sets for Services could be mistaken for MLflow's settings.
     """
-    volumes, mounts = [], []
+    volumes = []
+    mounts = []
     if cluster.volume is not None:
         volumes.append({"name": "run", "persistentVolumeClaim": {"claimName": cluster.volume}})
         mounts.append({"name": "run", "mountPath": cluster.path})

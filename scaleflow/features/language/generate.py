@@ -145,7 +145,8 @@ def continue_text(
                 raise ConfigError(f"{label}: {refusal}") from refusal
         display.end_phase()
         show(typed.prompt)
-        began, pieces = time.monotonic(), []
+        began = time.monotonic()
+        pieces = []
         for piece in model.generate(tokens, sampling):
             pieces.append(piece)
             show(piece)

@@ -20,7 +20,8 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 SLACK = "slack:"
 
 #: How often a message is sent again after no answer or a passing error, and the seconds for one answer.
-RETRIES, SECONDS = 3, 5.0
+RETRIES = 3
+SECONDS = 5.0
 
 #: The most metrics in a line.
 MOST_METRICS = 3

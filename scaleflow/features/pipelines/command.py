@@ -93,7 +93,8 @@ def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Pa
 
 
 def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageComposer, values: Mapping[str, Any]) -> None:
-    command, words = stage.command, values["overrides"]
+    command = stage.command
+    words = values["overrides"]
     if command.composes and not is_open(words, composer.config_dirs):
         made = composer.compose(stage, words)
         if made.source and UNKNOWN not in str(made.source) and not find_writers(pipeline, stage):

@@ -86,7 +86,8 @@ class StageComposer:
 
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
         self.store: str | None = None
-        self.config_dirs, self._kept = config_dirs, kept
+        self.config_dirs = config_dirs
+        self._kept = kept
         self._options = digest_options(config_dirs)
         self.used: dict[str, Any] = {}
 
@@ -229,7 +230,8 @@ def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
 
 def digest_options(config_dirs: Sequence[str]) -> str:
     """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
-    digest, reads_environment = hashlib.sha256(), False
+    digest = hashlib.sha256()
+    reads_environment = False
     for folder in (*list_conf_folders(), *map(Path, config_dirs)):
         for path in sorted(folder.rglob("*.yaml")):
             content = path.read_bytes()
@@ -242,7 +244,8 @@ def digest_options(config_dirs: Sequence[str]) -> str:
 PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
 
 #: The parts of a key, and those of a record, in the order in which they are compared.
-CATEGORIES, PARTS = ("settings", "data", "code", "packages"), ("settings", "files", "code", "packages")
+CATEGORIES = ("settings", "data", "code", "packages")
+PARTS = ("settings", "files", "code", "packages")
 
 
 def make_key(
@@ -281,7 +284,8 @@ def make_key(
 
 
 #: The installed packages by name, and the names of those that have a module, read once.
-read_packages, list_distributions = cache(list_packages), cache(packages_distributions)
+read_packages = cache(list_packages)
+list_distributions = cache(packages_distributions)
 
 
 def find_packages(modules: Iterable[str]) -> set[str]:
@@ -303,7 +307,10 @@ def explain_change(before: StageKey, now: StageKey) -> str:
 
 
 #: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.
-REUSE, RUN, SKIP, LEAVE = "reuse", "run", "skip", "leave"
+REUSE = "reuse"
+RUN = "run"
+SKIP = "skip"
+LEAVE = "leave"
 
 
 @dataclass(frozen=True)
@@ -401,7 +408,8 @@ class Decider:
             composition = self.composer.compose(stage, values["overrides"])
         elif stage.command.takes_run:
             run = self.stored.fix_aliases(str(values["run"]))
-            words, folder = values.get("overrides", []), self.find_folder_of_run(run)
+            words = values.get("overrides", [])
+            folder = self.find_folder_of_run(run)
             composition = self.composer.compose(stage, words, run, folder=folder)
         key = make_key(stage, values, composition, config_dirs=self.pipeline.config_dirs)
         settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}

@@ -41,7 +41,8 @@ from scaleflow.interfaces.stages import COMMON_KEYS, StageCommand
 GROUP = "pipeline"
 
 #: A name of a stage, and of one of those that `foreach` makes.
-STAGE_NAME, MEMBER_NAME = re.compile(r"[A-Za-z][\w-]*"), re.compile(r"[\w-]+")
+STAGE_NAME = re.compile(r"[A-Za-z][\w-]*")
+MEMBER_NAME = re.compile(r"[\w-]+")
 
 #: Keys of the file that are not the user's.
 OWN_KEYS = ("overrides", "stages")
@@ -232,13 +233,15 @@ class SourceLines:
 
     def find(self, *keys: str) -> str:
         """Returns the file, with the line of a key if it is in this file."""
-        node, line = self._tree, 0
+        node = self._tree
+        line = 0
         for key in keys:
             pairs = node.value if isinstance(node, yaml.MappingNode) else []
             found = next((pair for pair in pairs if pair[0].value == key), None)
             if found is None:
                 return self._name
-            line, node = found[0].start_mark.line + 1, found[1]
+            line = found[0].start_mark.line + 1
+            node = found[1]
         return f"{self._name}, line {line}" if line else self._name
 
 
@@ -262,7 +265,8 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
             raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
     own = {str(each): value for each, value in section.items() if each not in COMMON_KEYS and value is not None}
     check_stage_keys(command, own)
-    after, when = resolve_now("after", section.get("after") or [], values), section.get("when")
+    after = resolve_now("after", section.get("after") or [], values)
+    when = section.get("when")
     after = tuple(map(str, after if isinstance(after, list) else [after]))
     condition = None if when is None else StageCondition(str(when))
     if condition is not None and not condition.interpolations and not condition.holds([]):
@@ -330,7 +334,8 @@ def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
 
 def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:
     """Adds the words of the command: overrides of stages, and values of the user's keys."""
-    stages, values = dict(pipeline.stages), OmegaConf.create(dict(pipeline.values))
+    stages = dict(pipeline.stages)
+    values = OmegaConf.create(dict(pipeline.values))
     members = group_members(stages)
     for word in words:
         key, equals, _ = word.partition("=")
@@ -391,7 +396,8 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
 
 def sort_stages(needs: Mapping[str, set[str]]) -> list[str]:
     """Orders stages so that each comes after those that it needs, and otherwise as they are written."""
-    rest, done = [*needs], list[str]()
+    rest = [*needs]
+    done = list[str]()
     while rest:
         first = next(name for name in rest if needs[name] <= {*done})
         rest.remove(first)

@@ -21,7 +21,8 @@ from scaleflow.tracking.model_uris import resolve_reference
 from scaleflow.tracking.store import MlflowTracker
 
 #: The folder of all pipelines, in the current one, and that of a pipeline's own runs, in its folder.
-PIPELINES, RUNS = "pipelines", "_runs"
+PIPELINES = "pipelines"
+RUNS = "_runs"
 
 #: The lock of a pipeline's folder.
 LOCK = "pipeline.lock"
@@ -62,7 +63,8 @@ class PipelineLedger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / "pipeline.json"
-        self.execution, self.status = 0, "FINISHED"
+        self.execution = 0
+        self.status = "FINISHED"
         self.records: dict[str, StageRecord] = {}
         self.composed: dict[str, Any] = {}
         if self._path.exists():
@@ -70,7 +72,8 @@ class PipelineLedger:
 
     def _load(self, content: Mapping[str, Any]) -> None:
         try:
-            self.execution, self.status = content["execution"], content["status"]
+            self.execution = content["execution"]
+            self.status = content["status"]
             self.composed = content["composed"]
             self.records = {name: StageRecord(**each) for name, each in content["stages"].items()}
             before = content["folder"]

@@ -32,7 +32,9 @@ ARROW_HEAD = (
 )
 
 #: Pixels: the size of a box, and the space between two.
-WIDTH, HEIGHT, GAP = 170, 50, 44
+WIDTH = 170
+HEIGHT = 50
+GAP = 44
 
 
 def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
@@ -81,7 +83,9 @@ STAGE_TAG = "scaleflow.stage"
 
 #: The most metrics of a stage that the table shows, the most characters of the table in the description, and the
 #: letters of ids and digests there.
-MOST_SHOWN, LONGEST_TABLE, SHORT = 3, 6000, 8
+MOST_SHOWN = 3
+LONGEST_TABLE = 6000
+SHORT = 8
 
 #: A version of a registered model.
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
@@ -98,7 +102,8 @@ def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> lis
     """Returns the table of results: a row for each stage, with a head."""
     rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
     for each in stages:
-        outputs, own = each.outputs, RunFolder(ledger.find_folder(each.name, each.record.attempt)).read_record()
+        outputs = each.outputs
+        own = RunFolder(ledger.find_folder(each.name, each.record.attempt)).read_record()
         data = [f"{name} {digest}" for name, digest in list_stage_data(each.record)] if outputs else []
         about = [each.name, each.stage.command.name, each.state or "waiting", format_seconds(each.record)]
         ids = [str(known.get(key) or "") for known, key in ((outputs, "run_id"), (outputs, "model"), (own, "run_id"))]
@@ -170,7 +175,9 @@ def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config
     """
     written: dict[str, Any] = {}
     for each in stages:
-        command, decision, record = each.stage.command, each.decision, each.record
+        command = each.stage.command
+        decision = each.decision
+        record = each.record
         known: dict[str, Any] = {"command": command.name, "state": each.state or "not run"}
         known |= {"why": decision.why, **decision.values}
         if decision.action in (REUSE, RUN):
@@ -189,7 +196,8 @@ def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config
 def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns outputs without the metrics of speed and of baselines, and without those of a sweep twice."""
     kept: dict[str, Any] = {key: value for key, value in outputs.items() if key not in ("metrics", "best")}
-    metrics, best = outputs.get("metrics") or {}, outputs.get("best") or {}
+    metrics = outputs.get("metrics") or {}
+    best = outputs.get("best") or {}
     kept["metrics"] = {name: value for name, value in metrics.items() if not name.startswith(RARE)}
     kept["best"] = {key: value for key, value in best.items() if key != "metrics"}
     return {key: value for key, value in kept.items() if value not in (None, {})}
@@ -197,7 +205,8 @@ def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset[str]], folder: Path) -> Path:
     """Draws the graph of the stages with their states and times as `graph.svg`."""
-    path, partial = folder / "graph.svg", folder / f".{os.getpid()}.svg"
+    path = folder / "graph.svg"
+    partial = folder / f".{os.getpid()}.svg"
     partial.write_text(draw_stages(needs, {each.name: each for each in stages}), encoding="utf-8")
     partial.replace(path)
     return path

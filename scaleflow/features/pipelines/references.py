@@ -76,7 +76,8 @@ def split_reference(
             raise ConfigError(f"{shown}: {parts[0]} is made of {', '.join(members)}; name one of them")
         hint = suggest(parts[0], [*commands, *groups])
         raise ConfigError(f"{shown}: there is no stage {parts[0]}{hint} ({', '.join(commands)})")
-    name, rest = ".".join(parts[: lengths[0]]), parts[lengths[0] :]
+    name = ".".join(parts[: lengths[0]])
+    rest = parts[lengths[0] :]
     known = commands[name].outputs
     for depth, key in enumerate(rest[:2]):
         if key not in known:

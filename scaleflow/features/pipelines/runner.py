@@ -113,7 +113,8 @@ class StageProcess:
 
     def wait(self, display: Display, stop: StopRequest) -> int:
         """Shows what the process prints, and passes signals on, until it ends; returns its exit code."""
-        told, code = 0, None
+        told = 0
+        code = None
         while code is None:  # it waits first: a signal while Python itself starts would give a traceback
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(LOOK_SECONDS)
@@ -141,7 +142,8 @@ class StageProcess:
 
 def end_left_process(identity: Sequence[float]) -> None:
     """Ends the process of a stage whose pipeline was killed, if it is still alive, and waits for it."""
-    pid, began = int(identity[0]), float(identity[1])
+    pid = int(identity[0])
+    began = float(identity[1])
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if abs(process.create_time() - began) > 1.0:
@@ -196,8 +198,13 @@ class PipelineRunner:
     def __init__(
         self, decider: Decider, tracking: Tracking, display: Display, *, stop: StopRequest, count: int
     ) -> None:
-        self._pipeline, self._ledger, self._decider = decider.pipeline, decider.ledger, decider
-        self._tracking, self._display, self._stop, self._count = tracking, display, stop, count
+        self._pipeline = decider.pipeline
+        self._ledger = decider.ledger
+        self._decider = decider
+        self._tracking = tracking
+        self._display = display
+        self._stop = stop
+        self._count = count
         self._stop_of_stages = PartStop(stop)
         self._lock = threading.Lock()  # of all below, and of the ledger
         self._parent: CommandRun | None = None
@@ -224,14 +231,16 @@ class PipelineRunner:
             if record.process is not None:
                 end_left_process(record.process)
             if record.status == "RUNNING":
-                record.status, record.reason = "KILLED", "the pipeline was killed"
+                record.status = "KILLED"
+                record.reason = "the pipeline was killed"
             self._repair_stage(name, record)
         if self._parent is None:
             repair_missing(self._ledger.run_folder)
 
     def _repair_stage(self, name: str, record: StageRecord) -> None:
         """Sends what the store lacks of the runs of a stage, and reads which they are if that was not known."""
-        folder, stage = self._ledger.find_folder(name, record.attempt), self._pipeline.stages.get(name)
+        folder = self._ledger.find_folder(name, record.attempt)
+        stage = self._pipeline.stages.get(name)
         for each in find_runs_of(folder):
             repair_missing(each)
         is_known = None not in (record.outputs.get("run_id"), record.outputs.get("model"))
@@ -261,14 +270,17 @@ class PipelineRunner:
         return None
 
     def _show(self, each: StageProgress, state: str, reason: str = "") -> None:
-        each.state, each.reason = state, reason
+        each.state = state
+        each.reason = reason
         self._display.print_line(f"[{each.name}] {state}{f': {reason}' if reason else ''}")
 
     def _begin(self, each: StageProgress, portion: Portion) -> Work:
         """Begins a stage, after the pipeline's own run is open; returns what runs its process."""
         self._open()
-        key, attempt = each.decision.key, each.record.attempt + (0 if each.decision.continues else 1)
-        folder, is_forced = self._ledger.find_folder(each.name, attempt), each.name in self._decider.forced
+        key = each.decision.key
+        attempt = each.record.attempt + (0 if each.decision.continues else 1)
+        folder = self._ledger.find_folder(each.name, attempt)
+        is_forced = each.name in self._decider.forced
         folder.mkdir(parents=True, exist_ok=True)
         assert key is not None
         each.record = StageRecord(key, attempt, self._ledger.execution, began=CLOCK.read(), is_forced=is_forced)
@@ -288,7 +300,9 @@ class PipelineRunner:
         return partial(self._run_stage, each, run, words, environment=environment)
 
     def _make_words(self, each: StageProgress, folder: Path) -> list[str]:
-        dirs, command, values = self._pipeline.config_dirs, each.stage.command, each.decision.values
+        dirs = self._pipeline.config_dirs
+        command = each.stage.command
+        values = each.decision.values
         if command is TRAIN and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = command.make_words(values, folder, dirs)
@@ -326,8 +340,11 @@ class PipelineRunner:
 
     def _finish_stage(self, each: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
         """Notes how a stage has ended, and its outputs."""
-        record, stage, values = each.record, each.stage, each.decision.values
-        record.ended, record.process = CLOCK.read(), None
+        record = each.record
+        stage = each.stage
+        values = each.decision.values
+        record.ended = CLOCK.read()
+        record.process = None
         if code in stage.command.good:
             record.status = "FINISHED"
             try:
@@ -338,14 +355,16 @@ class PipelineRunner:
             except ConfigError as refusal:
                 record.status, record.reason = "FAILED", str(refusal)
             except (OSError, KeyError, ValueError) as error:
-                record.status, record.reason = "FAILED", f"its answer cannot be read: {error}"
+                record.status = "FAILED"
+                record.reason = f"its answer cannot be read: {error}"
         else:
             record.status = "KILLED" if code > SIGNAL_BASE else "FAILED"
             record.reason = str(answer.get("error") or f"exit code {code}")
 
     def _end_stage_run(self, each: StageProgress, run: CommandRun, folder: Path) -> None:
         """Records the end of a stage in its own run. A command that is killed after it does the stage again."""
-        record, stage = each.record, each.stage
+        record = each.record
+        stage = each.stage
         outputs = record.outputs if record.status == "FINISHED" else {}
         links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
         words = stage.command.make_words(each.decision.values, folder, self._pipeline.config_dirs)
@@ -364,7 +383,8 @@ class PipelineRunner:
         if self._ledger.status == "FINISHED":
             self._ledger.execution += 1
         self._ledger.status = "RUNNING"
-        folder, name = self._ledger.run_folder, self._pipeline.name
+        folder = self._ledger.run_folder
+        name = self._pipeline.name
         self._parent = CommandRun(folder, "the pipeline's own run")
         self._ledger.save()
         (folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
@@ -395,7 +415,8 @@ class PipelineRunner:
 
     def _record_end(self, run: CommandRun) -> None:
         are_closed = [each.finish(self._stop) for each in self._closing]
-        rows, folder = list_results(self.stages, self._ledger), self._ledger.run_folder
+        rows = list_results(self.stages, self._ledger)
+        folder = self._ledger.run_folder
         (folder / "results.csv").write_text(format_csv(rows[0], rows[1:]))
         files = [
             folder / "pipeline.yaml",

@@ -26,7 +26,8 @@ Array = np.ndarray[Any, Any]
 
 
 #: The most different values, and the most columns, that the last lines name.
-MOST_VALUES, MOST_COLUMNS = 5, 20
+MOST_VALUES = 5
+MOST_COLUMNS = 20
 
 
 def print_note(text: str) -> None:
@@ -65,7 +66,8 @@ class RowReport:
     ) -> None:
         self.on_bad = on_bad
         self.compared = 0
-        self._name, self._counted = name, counted
+        self._name = name
+        self._counted = counted
         self._drift = DriftCounter(state.schema)
         self._inputs = name_leaves(state.inputs) if state.schema else {}
         self._bad: Counter[str] = Counter()

@@ -71,7 +71,8 @@ class PromptModel:
         from scaleflow.features.predict.compute import TEXT
 
         self.inputs: Mapping[str, Any] = {"": TEXT}
-        self._model, self._sampling = model, sampling
+        self._model = model
+        self._sampling = sampling
         self._faults: dict[int, str] = {}
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
@@ -116,7 +117,8 @@ def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: An
 T = TypeVar("T")
 
 #: The most rows, and the most batches, that are read and converted at once.
-CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
+CHUNK_ROWS = 16_384
+CHUNK_BATCHES = 16
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class Chunk:
 
     def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
-        places, chunk = np.flatnonzero(self.is_good), self
+        places = np.flatnonzero(self.is_good)
+        chunk = self
         if not len(places):
             return self.make_table(task, task.predicted.make_empty(), report), 0
         outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))

@@ -167,7 +167,8 @@ def parse_positive(text: str) -> int:
 
 def predict(typed: argparse.Namespace, display: Display) -> Outcome:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
-    sampling, plan = read_sampling(typed), make_prediction_plan(typed)
+    sampling = read_sampling(typed)
+    plan = make_prediction_plan(typed)
     from scaleflow.features.predict.inputs import list_input_files
     from scaleflow.features.predict.output import open_output
 
@@ -189,7 +190,8 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
         flag = "--explain" if typed.explain else f"--layer {typed.layer}"
         raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
     if has_text:
-        sampling, state = sampling or Sampling(), replace(state, schema={})
+        sampling = sampling or Sampling()
+        state = replace(state, schema={})
         load = partial(load_prompt_model, plan, run, sampling=sampling)
     with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         load_once = cache(partial(hide_errors()(load), Path(folder)))
@@ -202,13 +204,15 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
             model, devices, notes = load_once()
             if typed.explain:
                 explainer = make_explainer(state, task.predicted)
-                model, notes = ExplainingModel(model, explainer), [*notes, Note(describe_cost(explainer))]
+                model = ExplainingModel(model, explainer)
+                notes = [*notes, Note(describe_cost(explainer))]
             display.end_phase()
             for note in notes:
                 display.show_event(note)
             output.begin(manifest, first)
             report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
-            began, skipped = time.monotonic(), output.count_rows(first)
+            began = time.monotonic()
+            skipped = output.count_rows(first)
             with show_progress(display, task.source.rows) as advance:
                 write = partial(write_predictions, task, model, output, first=first, report=report)
                 with divert_native_errors():
@@ -361,7 +365,8 @@ def divert_native_errors() -> Iterator[None]:
 
     Python's own standard error stays as it is. If an unexpected error ends the block, the end of the text is shown.
     """
-    stream, is_own = sys.stderr, writes_to_terminal(sys.stderr)
+    stream = sys.stderr
+    is_own = writes_to_terminal(sys.stderr)
     stream.flush()
     shown = os.dup(2)
     with tempfile.TemporaryFile() as log, os.fdopen(shown, "w", buffering=1) as terminal:
@@ -442,7 +447,8 @@ def write_predictions(
     """
     from scaleflow.features.predict.chunks import read_ahead, read_chunks
 
-    rows, good = 0, 0
+    rows = 0
+    good = 0
     shard_rows = task.shard_rows or sys.maxsize
     read = read_ahead(read_chunks(task, model, report, skip=first * shard_rows))
     shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
@@ -454,7 +460,8 @@ def write_predictions(
                     check_stop()
                     table, predictions = chunk.predict(task, model, report)
                     writer.write_table(table)
-                    rows, good = rows + len(chunk.is_good), good + predictions
+                    rows = rows + len(chunk.is_good)
+                    good = good + predictions
                     advance(len(chunk.is_good))
         if not rows and not first:  # a table without rows
             with output.open_shard(0, task.schema):
@@ -468,7 +475,8 @@ def show_progress(display: Display, total: int | None) -> Iterator[Callable[[int
 
     `total` is the number of rows; None if it is not known.
     """
-    rows, printed_at = 0, time.monotonic()
+    rows = 0
+    printed_at = time.monotonic()
 
     def print_rows(count: int) -> None:
         nonlocal rows, printed_at

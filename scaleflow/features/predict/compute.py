@@ -28,10 +28,12 @@ from scaleflow.serving.reasons import LAYER
 Decode = Callable[[Any], Any]
 
 #: Threads that decode pictures, and the pictures of one call.
-DECODERS, AT_ONCE = os.cpu_count() or 1, 32
+DECODERS = os.cpu_count() or 1
+AT_ONCE = 32
 
 #: The most rows that a device computes at once, and the most values of all inputs in these rows.
-BATCH_ROWS, BATCH_VALUES = 1024, 1 << 22
+BATCH_ROWS = 1024
+BATCH_VALUES = 1 << 22
 
 #: The input of a model that takes one text.
 TEXT = tf.TensorSpec([None], tf.string)
@@ -196,7 +198,8 @@ def convert_to_inputs(
             missing = int((part.is_missing & is_good).sum()) - units.total()
             report.add_missing(part.name, missing, form.filled.get(name))
             if name in form.categories:
-                words, known = part.values[is_good].ravel(), form.readers[name].known
+                words = part.values[is_good].ravel()
+                known = form.readers[name].known
                 report.add_categories(part.name, words, known, has_rare=name in form.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
@@ -253,8 +256,10 @@ def convert_column(
     spec: tf.TensorSpec, name: str, column: Any, reader: ColumnReader, can_miss: bool, problems: list[Problem]
 ) -> InputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
-    count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
-    is_whole, flat = np.ones(count, bool), column
+    count = len(column)
+    size = math.prod(spec.shape[1:]) if is_list(column.type) else 1
+    is_whole = np.ones(count, bool)
+    flat = column
     if is_list(column.type):
         flat, lengths = flatten_lists(column)
         is_whole = lengths == size

@@ -47,13 +47,16 @@ from scaleflow.interfaces import LearnedState, name_leaves
 THREADS = 8
 
 #: The column with the path of a file, and those with what is in it.
-FILE, PICTURE, TEXT = "file", "picture", "text"
+FILE = "file"
+PICTURE = "picture"
+TEXT = "text"
 
 #: Files of which each is a prompt of a language model.
 PROMPT_SUFFIXES = (*TEXT_SUFFIXES, ".md")
 
 #: The files by which a folder that `datasets` has saved is recognised: of one split, and of several.
-SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
+SAVED_SPLIT = "state.json"
+SAVED_SPLITS = "dataset_dict.json"
 
 
 def open_input(path: str, delimiter: str | None, state: LearnedState, selected: Sequence[str] = ()) -> RowSource:
@@ -127,9 +130,11 @@ def open_table(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
-    files, form = list_input_files(path), CsvForm()
+    files = list_input_files(path)
+    form = CsvForm()
     if find_format(files[0], "--input") == "csv":
-        usual, encoding = to_word(reading.get("delimiter")), to_word(reading.get("encoding")) or form.encoding
+        usual = to_word(reading.get("delimiter"))
+        encoding = to_word(reading.get("encoding")) or form.encoding
         form = CsvForm(delimiter or (usual if usual != "," else None), to_words(reading.get("header")) or (), encoding)
     elif delimiter is not None:
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
@@ -163,11 +168,13 @@ def find_header(table: TableFiles, inputs: Collection[str], target: str | None) 
 
     Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
     """
-    header, file = table.csv.header, table.by_split[ALL][0]
+    header = table.csv.header
+    file = table.by_split[ALL][0]
     fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names
     if set(inputs or header) <= set(fields):
         return ()
-    without_target, only_inputs = ([n for n in header if n != target], [n for n in header if n in inputs])
+    without_target = [n for n in header if n != target]
+    only_inputs = [n for n in header if n in inputs]
     for names in (header, without_target, only_inputs):
         if len(names) == len(fields):
             return tuple(names)
@@ -200,7 +207,8 @@ def open_files(files: Sequence[str], column: str) -> RowSource:
         table = pyarrow.table([pyarrow.array(files[first:end]), pyarrow.array(values, type_)], schema=schema)
         return RowBatch(first, table.select(columns), {first + row: why for row, why in enumerate(faults) if why})
 
-    read_all, count = read_places(len(files), read), len(files)
+    read_all = read_places(len(files), read)
+    count = len(files)
     return RowSource(files, schema, read_all, name=files.__getitem__, rows=count, values=(column,), labels=(FILE,))
 
 
@@ -240,7 +248,8 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
         return RowBatch(first, table)
 
     schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
-    read_all, values = read_places(rows, read), names if is_single else ()
+    read_all = read_places(rows, read)
+    values = names if is_single else ()
     return RowSource(files, schema, read_all, name=partial(name_row, files[0]), rows=rows, values=values)
 
 
@@ -258,7 +267,8 @@ def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSou
 
     Raises ConfigError if the run read no such files: it does not describe their features.
     """
-    name, described = find_input(state.reading) or "", name_leaves(state.inputs).get("")
+    name = find_input(state.reading) or ""
+    described = name_leaves(state.inputs).get("")
     features = state.reading.get("features")
     if described is None or not isinstance(features, dict) or name not in features:
         raise ConfigError(
@@ -301,5 +311,6 @@ def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
 
     schema = rows.features.arrow_schema
     values = [name for name in schema.names if name == find_input(reading)]
-    read_all, count = read_places(len(rows), read), len(rows)
+    read_all = read_places(len(rows), read)
+    count = len(rows)
     return RowSource((path,), schema, read_all, name=partial(name_row, path), rows=count, values=values)

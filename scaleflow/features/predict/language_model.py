@@ -98,7 +98,8 @@ class LanguageModel:
         from scaleflow.dataset.reading.tokenizer import TextStream
         from scaleflow.model.gpt import generate_tokens
 
-        stream, unused = TextStream(self._tokenizer, tokens), self._tokenizer.unused
+        stream = TextStream(self._tokenizer, tokens)
+        unused = self._tokenizer.unused
         for token in generate_tokens(self._predict, tokens, self._window, sampling=sampling, unused=unused):
             yield stream.add(token)
         yield stream.finish()

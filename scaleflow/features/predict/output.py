@@ -19,7 +19,8 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.runs.folder import read_json, replace_text
 
 #: Suffixes of a file.
-PARQUET, CSV = (".parquet", ".pq"), (".csv",)
+PARQUET = (".parquet", ".pq")
+CSV = (".csv",)
 
 #: The file of a folder that says what its shards are. Readers of a folder ignore names that begin with `_`.
 MANIFEST = "_predictions.json"

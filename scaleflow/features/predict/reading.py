@@ -88,18 +88,21 @@ class FileRows:
         counts: Mapping[str, int | None],
         read: Callable[[str, Sequence[str], int], Iterator[tuple[Any, Mapping[int, str]]]],
     ) -> None:
-        self._counts, self._read = counts, read
+        self._counts = counts
+        self._read = read
         self._files, self._firsts = list(counts), list[int]()
 
     def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
-        place, self._firsts = 0, []
+        place = 0
+        self._firsts = []
         for file, count in self._counts.items():
             self._firsts.append(place)
             if count is not None and place + count <= skip:
                 place += count
                 continue
             for table, malformed in self._read(file, columns, at_once):
-                first, end = max(place, skip), place + len(table)
+                first = max(place, skip)
+                end = place + len(table)
                 if first < end:
                     faults = {place + row: why for row, why in malformed.items() if place + row >= first}
                     yield RowBatch(first, table.slice(first - place), faults)
@@ -112,7 +115,10 @@ class FileRows:
 
 def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | None) -> Iterator[RowBatch]:
     """Yields the rows in batches of at most `largest`, each of rows of one shard."""
-    parts, faults, place, waiting = list[Any](), dict[int, str](), 0, 0
+    parts = list[Any]()
+    faults = dict[int, str]()
+    place = 0
+    waiting = 0
     for batch in batches:
         place = place if waiting else batch.first
         parts.append(batch.table)
@@ -121,7 +127,9 @@ def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | Non
         while waiting >= (size := min(largest, shard_rows - place % shard_rows if shard_rows else largest)):
             table = pyarrow.concat_tables(parts)
             yield RowBatch(place, table.slice(0, size), {at: why for at, why in faults.items() if at < place + size})
-            place, waiting, parts = place + size, waiting - size, [table.slice(size)]
+            place = place + size
+            waiting = waiting - size
+            parts = [table.slice(size)]
             faults = {at: why for at, why in faults.items() if at >= place}
     if waiting:
         yield RowBatch(place, pyarrow.concat_tables(parts), faults)
@@ -180,7 +188,8 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
             f"--columns {format_columns(missing)}: there is no such column; {name_columns(schema.names, missing[0])}"
         )
     columns = list(selected) or [name for name in schema.names if name != state.reading.get("target")]
-    described, takes_pictures = inputs[""], "" in state.pictures
+    described = inputs[""]
+    takes_pictures = "" in state.pictures
     count = math.prod(described.shape)
     first = schema.field(columns[0]).type if len(columns) == 1 else None
     if first is not None and (is_list(first) or (takes_pictures and is_picture(first))):

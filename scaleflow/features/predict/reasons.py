@@ -38,7 +38,8 @@ class ExtendedColumns(PredictionColumns):
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
         found = super().convert({name: values[name] for name in self.outputs})
         for key, empty in self.more.items():
-            name, each = key.removeprefix(LAYER), values.get(key, empty)
+            name = key.removeprefix(LAYER)
+            each = values.get(key, empty)
             is_wide = max(empty.shape) > MOST_COLUMNS
             added = {name: to_column(each)} if is_wide else spread(name, each, None)
             if twice := found.keys() & added.keys():
@@ -58,9 +59,12 @@ class ExplainingModel:
     """A model that returns reasons, too."""
 
     def __init__(self, model: RowModel, explainer: Explainer) -> None:
-        self.inputs, self.decode, self.batch_size = model.inputs, model.decode, model.batch_size
+        self.inputs = model.inputs
+        self.decode = model.decode
+        self.batch_size = model.batch_size
         self.explain_failure = model.explain_failure
-        self._model, self._explainer = model, explainer
+        self._model = model
+        self._explainer = explainer
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
         """Returns the outputs, and the reasons by the names of their columns."""

@@ -148,7 +148,8 @@ TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 REQUESTS = 20
 
 #: Seconds to wait until the server answers, and for one answer.
-START_SECONDS, ANSWER_SECONDS = 180.0, 30.0
+START_SECONDS = 180.0
+ANSWER_SECONDS = 30.0
 
 #: Seconds that an environment may take to be installed.
 INSTALL_SECONDS = 900.0
@@ -182,7 +183,8 @@ def check_served_model(
     Args:
         folder: for an environment, and the log of the server.
     """
-    python, values = Path(sys.executable), dict[str, float]()
+    python = Path(sys.executable)
+    values = dict[str, float]()
     conditions: list[Condition] = []
     try:
         if options.environment == "clean":
@@ -314,7 +316,8 @@ def measure_served_difference(address: str, model: Path) -> float:
             raise RunError(f"it returns outputs of shape {found.shape}, expected {values.shape}")
         if not np.array_equal(np.isnan(found), np.isnan(values)):
             raise RunError("its outputs are NaN where those of the trained model are not")
-        found, values = np.nan_to_num(found), np.nan_to_num(values)
+        found = np.nan_to_num(found)
+        values = np.nan_to_num(values)
         largest = float(np.max(np.abs(values), initial=1.0))
         difference = max(difference, float(np.max(np.abs(found - values), initial=0.0)) / largest)
         if is_same_for_all(found) and not is_same_for_all(values):

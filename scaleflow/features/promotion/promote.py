@@ -102,7 +102,8 @@ def roll_back(words: list[str]) -> Outcome:
 
 def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
     """Returns the last lines of the command."""
-    name, decision = done.name, done.decision
+    name = done.name
+    decision = done.decision
     if done.version is None:
         end = f"dry run: it would {'' if decision.is_promoted else 'not '}become the champion of {name}"
     elif decision.is_promoted:

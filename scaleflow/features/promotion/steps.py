@@ -59,7 +59,8 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:
-        candidate, champion = found.value.value, found.other
+        candidate = found.value.value
+        champion = found.other
         rows = [
             {"model": "candidate", found.metric: candidate, "better by": found.gain, "better on": found.better},
             {"model": "champion", found.metric: champion, "better on": found.worse},
@@ -190,9 +191,15 @@ class Candidate:
         display: Display,
         stop: StopRequest,
     ) -> None:
-        self.words, self.plan, self.name, self.on = words, plan, name, on
-        self.run, self.tracker = run, run.tracker
-        self.display, self.stop, self.folder = display, stop, folder
+        self.words = words
+        self.plan = plan
+        self.name = name
+        self.on = on
+        self.run = run
+        self.tracker = run.tracker
+        self.display = display
+        self.stop = stop
+        self.folder = folder
         logged = download_artifact(find_model(run.tracker, run.model), run.tracker.uri, folder / "logged")
         if logged is None:
             raise ConfigError(f"{run.run_id}: the store does not have the files of its model {run.model.model_id}")
@@ -213,7 +220,8 @@ class Candidate:
         smoke: SmokeTest | None = None
         for _ in range(TRIES):
             champion = registry.find_champion()
-            conditions, comparison = [], None
+            conditions = []
+            comparison = None
             if champion is not None:
                 if registry.find_model(champion) == self.run.model.model_id:
                     if not is_dry:  # what a command that was killed may have left
@@ -223,7 +231,8 @@ class Candidate:
                     return PromotionOutcome(self.run, self.name, champion, version=champion, decision=decision)
                 predictions = predictions or self.read_predictions()
                 other, is_seen = self.predict_with(champion, predictions[0])
-                is_seen, on = predictions[1] | is_seen, Path(self.on).name
+                is_seen = predictions[1] | is_seen
+                on = Path(self.on).name
                 comparison = compare_models(predictions[0], other, is_seen, options=self.options, on=on)
                 conditions.append(describe_comparison(comparison, self.options))
                 conditions += check_skills(predictions[0], other, is_seen)
@@ -393,7 +402,8 @@ def carry_out_decision(
     before leaves the champion that there was; after it, the same command again completes the rest. Returns None if
     another command has changed the champion since the decision.
     """
-    decision, run = found.decision, found.run
+    decision = found.decision
+    run = found.run
     version = registry.add_version(run.model.run_id, str(run.model.model_id))
     models = [{"model": "candidate", "version": version, "logged model": run.model.model_id}]
     if found.champion is not None:
@@ -427,7 +437,8 @@ def compare_models(
     """
     pair = choose_pair([*pair_scores(candidate, champion)], options.metric)
     is_used = ~is_seen[pair.examples]
-    count, left_out = int(is_used.sum()), int((~is_used).sum())
+    count = int(is_used.sum())
+    left_out = int((~is_used).sum())
     if count < FEWEST_EXAMPLES:
         why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others" if left_out else ""
         raise ConfigError(

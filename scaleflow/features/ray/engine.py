@@ -25,7 +25,8 @@ from scaleflow.interfaces import Cluster, Plan, Rule
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 
 #: Ray's addresses for a cluster that already runs on this machine, and for a new one that only this run uses.
-RUNNING_CLUSTER, NEW_CLUSTER = "auto", "local"
+RUNNING_CLUSTER = "auto"
+NEW_CLUSTER = "local"
 
 LOOPBACK = "127.0.0.1"
 
@@ -223,7 +224,8 @@ def reserve_slots(
     group = placement_group([resource_bundle(cluster)] * count, strategy=cluster.placement.upper())
     patience = cluster.start_seconds if least == count else NODE_RETURN_SECONDS
     began = time.monotonic()
-    deadline, has_reported = began + patience, False
+    deadline = began + patience
+    has_reported = False
     ready = group.ready()
     while not should_stop() and time.monotonic() < deadline:
         if ray.wait([ready], timeout=POLL_SECONDS)[0]:
@@ -282,7 +284,8 @@ def wait_for_slots(cluster: RayCluster, wanted: int, least: int, should_stop: Ca
     """
     began = time.monotonic()
     while not should_stop():
-        slots, waited = min(wanted, count_slots(cluster)), time.monotonic() - began
+        slots = min(wanted, count_slots(cluster))
+        waited = time.monotonic() - began
         patience = NODE_LOSS_SECONDS if slots == wanted else NODE_RETURN_SECONDS
         if waited > (patience if slots >= least else cluster.start_seconds):
             return slots

@@ -89,7 +89,8 @@ class RayProcess(RunProcess):
         with self._changed:
             self._why_lost = self._why_lost or why
             if self.returncode is None:
-                self.returncode, self.has_server = 1, False
+                self.returncode = 1
+                self.has_server = False
             self._changed.notify_all()
 
     def receive_exit(self, answer: Any) -> bool:
@@ -186,13 +187,15 @@ class RayHost:
 
         Raises ConfigError if there is not enough room.
         """
-        should_stop, display = self._monitor.stop.is_set, self._monitor.display
+        should_stop = self._monitor.stop.is_set
+        display = self._monitor.display
         while True:
             spec = self._resize(spec) if spec.attempt else spec
             plan = spec.plan
             count = sum(count_processes(plan).values())
             least = count - count_workers(plan) + min(self._least, count_workers(plan)) if spec.attempt else count
-            cluster, report = ray.ray_options(plan), display.print_line
+            cluster = ray.ray_options(plan)
+            report = display.print_line
             group = ray.reserve_slots(cluster, count, least, should_stop=should_stop, report=report)
             if group is not None:
                 return spec, group
@@ -225,7 +228,9 @@ class RayHost:
         """
         plan = spec.plan
         others = sum(count_processes(plan).values()) - count_workers(plan)
-        least, wanted, stop = self._least, self._workers + others, self._monitor.stop
+        least = self._least
+        wanted = self._workers + others
+        stop = self._monitor.stop
         available = ray.wait_for_slots(self._cluster, wanted, least + others, should_stop=stop.is_set) - others
         if available < least:
             raise ConfigError(
@@ -248,7 +253,8 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     """
     import ray as engine
 
-    cluster, names = ray.ray_options(spec.plan), count_processes(spec.plan)
+    cluster = ray.ray_options(spec.plan)
+    names = count_processes(spec.plan)
     count = sum(names.values())
     remote = engine.remote(WorkerActor)
     actors = [
@@ -289,7 +295,8 @@ def watch_exits(processes: Sequence[RayProcess]) -> None:
 def wait_for_exits(processes: Sequence[RayProcess]) -> None:
     import ray as engine
 
-    waiting, pending = [process for process in processes if process.is_alive], dict[Any, RayProcess]()
+    waiting = [process for process in processes if process.is_alive]
+    pending = dict[Any, RayProcess]()
     with contextlib.suppress(Exception):  # the cluster is gone
         while waiting or pending:
             answers = {process.request("wait"): process for process in waiting}
@@ -406,7 +413,8 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
     """
     config = copy.deepcopy(dict(plan.config))
     keep_batching(config, params)
-    size, was = int(config["training"]["global_batch_size"]), int(params["resolved.workers"])
+    size = int(config["training"]["global_batch_size"])
+    was = int(params["resolved.workers"])
     each = max(1, int(params["resolved.replicas"]) // was) * plan.training.accumulate
     for count in range(most, least - 1, -1):
         if not plan.strategy.is_synchronous or size % (count * each) == 0:

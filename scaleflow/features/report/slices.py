@@ -84,7 +84,8 @@ def find_slices(
         if n < MAX_INTERVALS and count:
             intervals = predictions.make_intervals(analysis.rows[each.places])
             figure = intervals.mean(scores[each.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
-            low, high = figure.low, figure.high
+            low = figure.low
+            high = figure.high
         rows.append(
             {
                 "output": analysis.name,

@@ -40,7 +40,8 @@ MIN_STEPS = 20
 
 @make_main
 def main(argv: list[str]) -> Outcome:
-    parser, default = CommandParser("find", __doc__), RateTest()
+    parser = CommandParser("find", __doc__)
+    default = RateTest()
     parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
     parser.add_overrides("a word of the run")
     parser.add_argument("--low", type=float, metavar="RATE", help=f"lr: the first rate (default {default.low:g})")

@@ -138,7 +138,9 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
     decides_threshold = isinstance(threshold, str | dict)
     if "evaluation" in typed or not (asked or decides_threshold):
         return {}, []
-    outputs, answers, changes = run.learned_state.outputs, dict[str, Any](), list[str]()
+    outputs = run.learned_state.outputs
+    answers = dict[str, Any]()
+    changes = list[str]()
     assert isinstance(outputs, Outputs)  # a run of several outputs is refused if its validation rows would decide
     for key, field in asked.items():
         if key not in typed:

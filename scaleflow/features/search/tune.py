@@ -33,10 +33,12 @@ from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.sweep.parent_run import describe_jobs
 
 #: The keys of a model that are sizes of its layers, and that count its layers.
-WIDTHS, DEPTHS = ("units", "width", "filters", "embedding", "dense_units"), ("blocks",)
+WIDTHS = ("units", "width", "filters", "embedding", "dense_units")
+DEPTHS = ("blocks",)
 
 #: What is searched where the data decide.
-WIDTHS_BY_SIZE, BATCHES_BY_SIZE = ([64] * 3, [128] * 3, [256] * 3), (64, 128, 256, 512)
+WIDTHS_BY_SIZE = ([64] * 3, [128] * 3, [256] * 3)
+BATCHES_BY_SIZE = (64, 128, 256, 512)
 
 #: The number of trials that no search reaches within its time.
 MOST_TRIALS = 10_000
@@ -125,7 +127,8 @@ def choose_space(config: Mapping[str, Any], typed: set[str]) -> list[str]:
     """Returns the words of what is searched, from the config of a run and the keys that the user has set."""
     optimizer, training, model = (config.get(key) or {} for key in ("optimizer", "training", "model"))
     space: dict[str, str] = {}
-    rate, decay = optimizer.get("learning_rate"), optimizer.get("weight_decay")
+    rate = optimizer.get("learning_rate")
+    decay = optimizer.get("weight_decay")
     if isinstance(rate, float | int):
         space["optimizer.learning_rate"] = f"tag(log,interval({rate / 10:g},{rate * 10:g}))"
     if isinstance(decay, float | int):

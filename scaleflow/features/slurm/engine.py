@@ -15,15 +15,19 @@ from scaleflow.cluster.tasks import HAS_RUN, check_enough, count_servers, make_t
 from scaleflow.errors import ConfigError
 
 #: This task, its node, and the tasks and nodes of the step. A batch script without srun has no SLURM_STEP_* variables.
-TASK, NODE = "SLURM_PROCID", "SLURM_NODEID"
-COUNT, NODES, TASKS_PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
+TASK = "SLURM_PROCID"
+NODE = "SLURM_NODEID"
+COUNT = "SLURM_STEP_NUM_TASKS"
+NODES = "SLURM_STEP_NODELIST"
+TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 
 #: Ports that `srun --resv-ports` reserved for the step, such as `12000-12001`.
 RESERVED_PORTS = "SLURM_STEP_RESV_PORTS"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
 
 #: Range of ports if none are reserved. It is below the ephemeral ports of common systems.
-FIRST_PORT, PORT_COUNT = 10000, 20000
+FIRST_PORT = 10000
+PORT_COUNT = 20000
 
 SRUN_HINT = (
     "start the command once for each task with srun (srun -N4 scaleflow cluster=slurm ...), or use "
@@ -43,7 +47,8 @@ def make_task_config(environment: Mapping[str, str], servers: int) -> str:
             f"cluster=slurm: {', '.join(missing)} is not set, so this process is not a task of a Slurm step; "
             f"{SRUN_HINT}"
         )
-    task, count = int(environment[TASK]), int(environment[COUNT])
+    task = int(environment[TASK])
+    count = int(environment[COUNT])
     per_node = parse_tasks_per_node(environment[TASKS_PER_NODE])
     places = [(node, place) for node, tasks in enumerate(per_node) for place in range(tasks)]
     if len(places) != count or (node := environment.get(NODE)) not in (None, str(places[task][0])):
@@ -54,7 +59,8 @@ def make_task_config(environment: Mapping[str, str], servers: int) -> str:
             "use srun --distribution=block"
         )
     check_enough(COUNT, count, servers, instead="use srun --ntasks={least} or more")
-    hosts, ports = expand_node_list(environment[NODES]), choose_ports(environment, max(per_node))
+    hosts = expand_node_list(environment[NODES])
+    ports = choose_ports(environment, max(per_node))
     peers = [f"{hosts[node]}:{ports[place]}" for node, place in places]
     return make_tf_config(task, peers, servers)
 

@@ -84,7 +84,8 @@ def ask(files: ServerFiles, question: str) -> dict[str, Any]:
 
 def describe(answer: dict[str, Any]) -> str:
     """Returns a line such as `process 4711, 612 MB, 3 min old, 12 commands served, 1 running`."""
-    count, megabytes = answer["commands"], answer["memory_bytes"] / 1e6
+    count = answer["commands"]
+    megabytes = answer["memory_bytes"] / 1e6
     return (
         f"process {answer['pid']}, {megabytes:.0f} MB, {format_duration(answer['age_seconds'])} old, "
         f"{count} command{'s' * (count != 1)} served, {answer['running']} running"

@@ -43,7 +43,8 @@ from scaleflow.launcher.processes.handover import (
 IDLE_SECONDS = 1800.0
 
 #: It ends when less memory is free than this share of the machine's, or than this many bytes.
-MIN_FREE_MEMORY, MIN_FREE_BYTES = 0.05, 1e9
+MIN_FREE_MEMORY = 0.05
+MIN_FREE_BYTES = 1e9
 
 #: What commands import while they run, each with what it imports itself.
 IMPORTED_LATER = (

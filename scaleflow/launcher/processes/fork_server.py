@@ -69,7 +69,8 @@ class ForkRequest:
 
     def descriptors(self) -> list[int]:
         """Hands over the descriptors of the process."""
-        descriptors, self._descriptors = self._descriptors, []
+        descriptors = self._descriptors
+        self._descriptors = []
         return descriptors
 
     def send(self, **message: Any) -> None:
@@ -181,7 +182,8 @@ class ForkServer:
         try:
             pid = -1 if obstacle else os.fork()
         except OSError as error:  # too many processes, or too little memory
-            pid, obstacle = -1, f"it cannot fork: {error.strerror}"
+            pid = -1
+            obstacle = f"it cannot fork: {error.strerror}"
         if pid == 0:
             try:
                 self._close_server_descriptors()

@@ -135,7 +135,8 @@ COMMAND = "command"
 PRINTING = ("-sc", "--shell-completion", "--version", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 #: Seconds to wait for an answer of a server that still imports, and of one that is ready.
-IMPORT_SECONDS, READY_SECONDS = 120.0, 10.0
+IMPORT_SECONDS = 120.0
+READY_SECONDS = 10.0
 
 #: Seconds that a command's process may take to end after it reports its exit code. Its children may keep the link open.
 EXIT_SECONDS = 5.0
@@ -245,7 +246,8 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
     With `SCALEFLOW_WARM=1` it starts one if none runs, and `waits` until it is ready. Raises NotWarm if one is wanted
     and cannot be had.
     """
-    wanted, folder = os.environ.get(WARM_ENV, ""), find_sockets_folder()
+    wanted = os.environ.get(WARM_ENV, "")
+    folder = find_sockets_folder()
     if FORKED_BY and wanted != "0":
         return FORKED_BY[0]
     if wanted == "0" or os.environ.get(SERVER_ENV):
@@ -359,7 +361,8 @@ def receive_answer(connection: socket.socket, files: ServerFiles) -> dict[str, A
             part = connection.recv(4096)
         except TimeoutError:
             if not is_ready and files.ready.exists():
-                is_ready, deadline = True, min(deadline, time.monotonic() + READY_SECONDS)
+                is_ready = True
+                deadline = min(deadline, time.monotonic() + READY_SECONDS)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no answer within {READY_SECONDS if is_ready else IMPORT_SECONDS:g} s") from None
             continue

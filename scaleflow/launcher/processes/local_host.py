@@ -74,7 +74,8 @@ def make_worker_specs(spec: RunSpec) -> tuple[list[RunSpec], list[Mapping[str, s
     plan = spec.plan
     if plan.tf_config is not None:  # each process of the run has its own launcher
         return [spec], [{**spec.environment, TF_CONFIG: plan.tf_config}]
-    roles, options = count_processes(plan), plan.hardware
+    roles = count_processes(plan)
+    options = plan.hardware
     count = sum(roles.values())
     gpus = visible_gpus(spec.environment) if count > 1 and options.name not in ("cpu", "tpu") else []
     variables = zip(make_tf_config_environments(roles), gpu_environments(roles, options, gpus), strict=True)
@@ -105,7 +106,8 @@ class InlineRun:
         return monitor.finish(EndReason(monitor.state.fault) if monitor.state.fault else None)
 
     def _train(self) -> None:
-        write, monitor = EventWriter(self.spec.files.events), self._monitor
+        write = EventWriter(self.spec.files.events)
+        monitor = self._monitor
         lock = threading.RLock()  # threads that write or upload checkpoints emit, too
 
         def emit(event: Event) -> None:
@@ -127,7 +129,8 @@ class InlineRun:
 
         Raises ConfigError if it refuses it, which the worker reports.
         """
-        deadline, recorder = time.monotonic() + STORE_SECONDS, self._monitor.recorder
+        deadline = time.monotonic() + STORE_SECONDS
+        recorder = self._monitor.recorder
         while not self._must_stop() and not self._monitor.has_stored():
             if recorder.reason or time.monotonic() > deadline:
                 return

@@ -177,7 +177,8 @@ class Supervisor:
     def _watch(self, processes: Sequence[RunProcess]) -> None:
         """Follows the run until the chief has ended, and ends processes that must not continue."""
         deadline: float | None = None
-        chief, state = processes[0], self._monitor.state
+        chief = processes[0]
+        state = self._monitor.state
         while chief.is_alive:
             self._monitor.follow()
             if self._monitor.recorder.refusal is not None:
@@ -218,7 +219,8 @@ class Supervisor:
             or self._restarts >= self._allowed_restarts
         ):
             return False
-        name, how = process.spec.name, process.start_again()
+        name = process.spec.name
+        how = process.start_again()
         self._report_restart(f"{name} {how}; it is restarted", name)
         return True
 

@@ -113,7 +113,8 @@ class ForkedProcess:
             if watch is not None:
                 watch.add(self._server, self)
         except OSError as error:
-            self.returncode, self.has_server = 1, False
+            self.returncode = 1
+            self.has_server = False
             self._log_lost_server(f": {error}")
         finally:
             os.close(task)
@@ -133,7 +134,8 @@ class ForkedProcess:
             patience = KILL_SECONDS if self.pid else FORK_SECONDS
             if time.monotonic() - self._killed > patience:  # a suspended server, or a disk that hangs: no end comes
                 self._kill_without_server()
-                self.returncode, self.has_server = -signal.SIGKILL, False
+                self.returncode = -signal.SIGKILL
+                self.has_server = False
         return self.returncode
 
     def _has_message(self, seconds: float) -> bool:
@@ -164,7 +166,8 @@ class ForkedProcess:
         except ConnectionError:
             data = b""
         if not data:
-            self.returncode, self.has_server = 1, False
+            self.returncode = 1
+            self.has_server = False
             self._log_lost_server()
             self._kill_without_server()  # nobody would report its end
         *lines, self._partial = (self._partial + data).split(b"\n")
@@ -196,7 +199,8 @@ class ForkedProcess:
 
     def close_input(self) -> None:
         """Closes standard input. A second call must not close the same number again."""
-        descriptor, self._input = self._input, -1
+        descriptor = self._input
+        self._input = -1
         if descriptor >= 0:
             os.close(descriptor)
 

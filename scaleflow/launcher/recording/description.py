@@ -22,7 +22,8 @@ LONGEST = 8000
 LONGEST_PART = 2000
 
 #: The most metrics in the table of results, and in the first line.
-MOST_METRICS, MOST_NAMED = 20, 3
+MOST_METRICS = 20
+MOST_NAMED = 3
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
@@ -177,7 +178,8 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
 
 def lengthen_training(state: RunState) -> str:
     """Returns the override that doubles the length of a finished run, as the last command set it."""
-    steps, epochs = state.length.get("max_steps", 0), state.length.get("epochs", 0)
+    steps = state.length.get("max_steps", 0)
+    epochs = state.length.get("epochs", 0)
     limit = state.resumed_length.get("training.max_steps", state.params.get("training.max_steps"))
     if str(limit) == str(steps):
         return f"training.max_steps={2 * steps}"
@@ -222,7 +224,8 @@ def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, to
     missing = (len(rows) - 1 if total is None else total) + HEAD_LINES - len(lines)
     size = sum(map(len, lines)) + len(lines) + len(more.format(len(rows))) + 2
     while size > longest and len(lines) > HEAD_LINES:
-        size, missing = size - len(lines.pop()) - 1, missing + 1
+        size = size - len(lines.pop()) - 1
+        missing = missing + 1
     return "\n".join([*lines, *(["", more.format(missing)] if missing else [])])
 
 

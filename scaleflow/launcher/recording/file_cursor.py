@@ -36,8 +36,10 @@ class FileCursor:
     """
 
     def __init__(self, record: StoreRecord, tries: int) -> None:
-        self._record, self._tracker = record, record.tracker
-        self._tries, self._failures = tries, 0
+        self._record = record
+        self._tracker = record.tracker
+        self._tries = tries
+        self._failures = 0
         self._claimed = set[int]()
 
     @property

@@ -136,7 +136,8 @@ class RunMonitor:
 
     def _show_outage(self) -> None:
         """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
-        outage, uri = self.recorder.outage, self.spec.plan.tracking.uri or ""
+        outage = self.recorder.outage
+        uri = self.spec.plan.tracking.uri or ""
         store = f"note: the tracking {'server' if uri.startswith('http') else 'store'} {drop_credentials(uri)}"
         if outage and OUTAGE_REPORTERS.setdefault(uri, self) is self and not self._has_told:
             self.display.print_line(f"{store} {outage}: recording locally; training goes on", "yellow")

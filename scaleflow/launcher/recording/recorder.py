@@ -75,7 +75,9 @@ class Recorder(threading.Thread):
         self, transfer: EventTransfer, before: int = 0, *, is_resumed: bool = False, offline: bool = False
     ) -> None:
         super().__init__(name="recorder", daemon=True)
-        self.transfer, self._before, self._offline = transfer, before, offline
+        self.transfer = transfer
+        self._before = before
+        self._offline = offline
         if not is_resumed:
             transfer.record.begin_after(before)
         self._hurries = False
@@ -189,14 +191,16 @@ class Recorder(threading.Thread):
                 self.transfer.open()
             self.transfer.send(self._stop_requested.is_set)
             self._begin_reports()
-            self._failing_since, self._reason = None, ""
+            self._failing_since = None
+            self._reason = ""
             if self.outage == NO_ANSWER or not self.transfer.record.left:
                 self.outage = ""
         except Exception as error:  # a store may raise anything
             reason = format_store_error(error, self.transfer.tracker.uri)
             if self._is_fatal(error, began):
                 raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
-            self._failing_since, self._reason = self._failing_since or began, reason
+            self._failing_since = self._failing_since or began
+            self._reason = reason
             is_of_store = not isinstance(error, LookupError)  # such as a parent that is not recorded yet
             if is_of_store and not self.outage and time.monotonic() - self._failing_since > OUTAGE_SECONDS:
                 self.outage = NO_ANSWER if is_unreachable(error) else f"does not take the run ({reason})"
@@ -226,7 +230,8 @@ class CommandRun:
 
     def __init__(self, folder: Path, what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.files, self._what = RunFolder(folder), what
+        self.files = RunFolder(folder)
+        self._what = what
         self.recorder: Recorder | None = None
         self._flush_seconds = 0.0
         with contextlib.ExitStack() as locks:
@@ -262,7 +267,8 @@ class CommandRun:
         content = mask_secrets({"tracking": store} if config is None else config)
         self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
         size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
-        is_resumed, offline = self._before.is_ready, tracking.offline
+        is_resumed = self._before.is_ready
+        offline = tracking.offline
         is_new = parent is None and not is_resumed
         active = find_active_run(tracking) if is_new else None
         if active is not None:
@@ -276,7 +282,8 @@ class CommandRun:
         self._flush_seconds = tracking.flush_seconds
         milliseconds = int((CLOCK.read() if began is None else began) * 1000)
         self.began = self.began or milliseconds
-        folder, resumed = None if parent is None else str(parent), 0 if is_resumed else None
+        folder = None if parent is None else str(parent)
+        resumed = 0 if is_resumed else None
         self.emit(RunReady(name, tags, params, began=milliseconds, parent=folder, resumed=resumed))
         self.recorder.start()
 

@@ -79,7 +79,8 @@ def record_missing(status: SyncStatus, uri: str | None, ready: RunReady | None) 
     With the event `ready`, a run that was deleted there is recorded again, below its sweep's run. A failure of the
     store becomes the reason of the status.
     """
-    record, address = StoreRecord(RunFolder(status.folder).events, Tracker()), None
+    record = StoreRecord(RunFolder(status.folder).events, Tracker())
+    address = None
     is_complete = record.is_complete
     status = replace(status, result="complete" if is_complete else "not recorded", run_id=record.run_id)
     try:
@@ -128,7 +129,9 @@ def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -
     """Sends what the store lacks, or if it `is_new` everything, as a new run. Raises RunMissing."""
     events = RunFolder(status.folder).events
     transfer = EventTransfer(make_tracker(tracking), events, tries_of_a_file=MAX_ATTEMPTS - 1)
-    record, reason, left = transfer.record, "", MAX_ATTEMPTS
+    record = transfer.record
+    reason = ""
+    left = MAX_ATTEMPTS
     record.save()
     while left:
         before = (record.offset, record.file_offset)

@@ -50,7 +50,8 @@ class RequestCursor:
     """
 
     def __init__(self, record: StoreRecord, wait_for_files: Callable[[], object]) -> None:
-        self._record, self._tracker = record, record.tracker
+        self._record = record
+        self._tracker = record.tracker
         self._reader = EventReader(record.events)
         self._wait_for_files = wait_for_files
         self.earlier: Path | None = None
@@ -187,7 +188,8 @@ class RequestCursor:
         Args:
             end: the end of the run, which may not be in the file.
         """
-        files, store = self._record.files, self._tracker.uri
+        files = self._record.files
+        store = self._tracker.uri
         if store is None or files.ledger.exists():
             return
         state = RunState.read(files.path)

@@ -27,7 +27,8 @@ class StoreRecord:
 
     def __init__(self, events: Path, tracker: Tracker, is_kept: bool = True) -> None:
         self.events, self.files = events, RunFolder(events.parent)
-        self.tracker, self.is_kept = tracker, is_kept
+        self.tracker = tracker
+        self.is_kept = is_kept
         known = self.known = self.files.read_record()
         self.offset: int = known.get("offset", 0)
         self.file_offset: int = known.get("file_offset", 0)
@@ -63,7 +64,8 @@ class StoreRecord:
         """Writes the file, and if it `is_vital` to later requests, waits until it is on the disk."""
         if not self.is_kept:
             return
-        tracker, content = self.tracker, dict[str, Any]()
+        tracker = self.tracker
+        content = dict[str, Any]()
         if tracker.uri is None:  # not tracked now: the file keeps a store that has the run
             content = {"run_id": None, **self.files.read_record()}
         else:

@@ -53,7 +53,8 @@ class EventTransfer:
         keeps_record: bool = True,
         wait_for_files: Callable[[], object] = bool,
     ) -> None:
-        self.tracker, self.events = tracker, events
+        self.tracker = tracker
+        self.events = events
         self.record = StoreRecord(events, tracker, is_kept=keeps_record)
         self.requests = RequestCursor(self.record, wait_for_files)
         self.files = FileCursor(self.record, tries_of_a_file)
@@ -96,7 +97,8 @@ class EventTransfer:
 
     def _refuse_new_store(self) -> None:
         """Raises RunMissing if the store of a recorded run is an SQLite file that is gone: opening would create it."""
-        run_id, uri = self.record.run_id, self.tracker.uri
+        run_id = self.record.run_id
+        uri = self.tracker.uri
         file = sqlite_file(uri) if run_id and uri else None
         if file and file.parent.is_dir() and not file.exists():
             raise RunMissing(

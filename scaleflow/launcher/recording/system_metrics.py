@@ -131,7 +131,8 @@ def summarize(values: Values) -> Values:
 
 def next_sample(events: Path, first: type[Event]) -> int | None:
     """Returns the number of the next measurement; None before the event `first`."""
-    step, is_ready = 1, False
+    step = 1
+    is_ready = False
     for event in EventReader(events).read():
         is_ready = is_ready or isinstance(event, first)
         if isinstance(event, SystemMetrics):
@@ -193,7 +194,8 @@ class MachineMetrics:
         self._known: dict[int, psutil.Process] = {}
         self._peak = 0
         network = psutil.net_io_counters()
-        self._received, self._sent = network.bytes_recv, network.bytes_sent
+        self._received = network.bytes_recv
+        self._sent = network.bytes_sent
         self._devices = list_gpu_readers()
         psutil.cpu_percent()  # each call covers the time since the previous one, so the first has no value
         self.measure()
@@ -216,7 +218,8 @@ class MachineMetrics:
 
         A page that several processes share is counted once, but not for large ones: their pages take long to look at.
         """
-        me, total = self._psutil.Process(), 0
+        me = self._psutil.Process()
+        total = 0
         found = {me}
         for each in self._processes:
             with contextlib.suppress(self._psutil.Error):
@@ -230,7 +233,9 @@ class MachineMetrics:
 
     def _of_host(self) -> Values:
         psutil = self._psutil
-        memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
+        memory = psutil.virtual_memory()
+        disk = psutil.disk_usage(str(self._folder))
+        network = psutil.net_io_counters()
         return {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
             "system/system_memory_usage_megabytes": memory.used / MEGABYTE,

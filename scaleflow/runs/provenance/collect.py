@@ -82,10 +82,12 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     A resumed run keeps its first record. What differs from its last one is added. Raises OSError if the files cannot
     be written.
     """
-    files, plan = spec.files, spec.plan
+    files = spec.files
+    plan = spec.plan
     code = find_code(plan.config, plan.search)
     key = tuple((name, file.digest, file.path) for name, file in code.items())
-    git, packages = facts.read_git(key), facts.packages
+    git = facts.read_git(key)
+    packages = facts.packages
     write_run_tags(spec.folder, make_run_tags(git, packages) | dict(spec.tags))
     versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
@@ -142,7 +144,8 @@ def describe_module(file: CodeFile, git: CodeRecord | None) -> list[str]:
 
 def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
     """Copies the user's modules, with secrets masked; returns why some are left out."""
-    left_out, total = {}, 0
+    left_out = {}
+    total = 0
     for name, file in sorted(code.items(), key=lambda item: item[1].path.stat().st_size):
         text = mask_code(os.fsdecode(file.path.read_bytes()), name)
         total += len(text)
@@ -172,7 +175,8 @@ def digest_changes(state: CodeRecord) -> dict[str, str]:
     for path, how in ((path, how) for path, how in state.changed.items() if not is_secret_file(path)):
         with contextlib.suppress(OSError):
             sizes[path] = 0 if how == GONE else os.lstat(f"{state.root}/{path}").st_size
-    small, total = list[str](), 0
+    small = list[str]()
+    total = 0
     for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         if len(small) < MAX_NAMED and total + size <= DIGESTED_BYTES:
             small.append(path)

@@ -22,7 +22,9 @@ from scaleflow.runs.provenance.record import CodeRecord
 GIT_SECONDS = 5.0
 
 #: A file is in the patch if it has no more bytes than this; all files together, and the patch, no more than these.
-FILE_BYTES, INPUT_BYTES, PATCH_BYTES = 1 << 20, 16 << 20, 384 << 10
+FILE_BYTES = 1 << 20
+INPUT_BYTES = 16 << 20
+PATCH_BYTES = 384 << 10
 
 #: The most files in the patch, since they stand in a command line.
 MOST_PATCHED = 500
@@ -76,7 +78,8 @@ def read_git(folder: Path) -> CodeRecord | None:
     except (OSError, subprocess.SubprocessError):
         return None
     heads = dict(entry[2:].split(" ", 1) for entry in entries if entry.startswith("# branch."))
-    commit, branch = heads.get("branch.oid", "(initial)"), heads.get("branch.head", "")
+    commit = heads.get("branch.oid", "(initial)")
+    branch = heads.get("branch.head", "")
     if commit == "(initial)":
         return None
     tracked = [entry.split(" ", 10 if entry[0] == "u" else 8) for entry in entries if entry[:2] in ("1 ", "u ")]
@@ -98,7 +101,8 @@ def read_origin(root: Path) -> str:
 
 def add_submodules(state: CodeRecord, paths: Sequence[str]) -> CodeRecord:
     """Adds the commits and the changed files of submodules."""
-    changed, commits = dict(state.changed), dict[str, str]()
+    changed = dict(state.changed)
+    commits = dict[str, str]()
     for path in paths:
         if (inner := read_git(state.root / path)) and inner.root != state.root:
             commits |= {path: inner.commit, **{f"{path}/{name}": each for name, each in inner.submodules.items()}}
@@ -152,13 +156,15 @@ def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
 
 def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
     """Chooses the files that the patch has, small ones first. Returns them, and why others are left out."""
-    sizes, left_out = {}, {}
+    sizes = {}
+    left_out = {}
     for path in (path for path, how in state.changed.items() if how != GONE):
         try:
             sizes[path] = os.lstat(f"{state.root}/{path}").st_size
         except OSError:
             continue  # it is gone by now
-    chosen, total = list[str](), 0
+    chosen = list[str]()
+    total = 0
     for path in filter(is_secret_file, list(sizes)):
         left_out[path] = "it looks like a secret"
         del sizes[path]

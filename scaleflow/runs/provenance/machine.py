@@ -130,7 +130,8 @@ def describe_machine() -> dict[str, str]:
         "CPU cores": str(count_cores()),
     }
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        rows, visible = query_nvidia_smi("index", "name", "driver_version"), visible_gpus()
+        rows = query_nvidia_smi("index", "name", "driver_version")
+        visible = visible_gpus()
         used = [row for row in rows if row[0] in visible] or rows[: len(visible)]
         if used:
             facts |= {"GPUs": ", ".join(row[1] for row in used), "GPU driver": used[0][2]}

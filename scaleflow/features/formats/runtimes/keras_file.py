@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 #: The environment variables with the modules of the user's layers, and with whether their code may run.
-MODULES, IS_SAFE = "SCALEFLOW_EXPORT_MODULES", "SCALEFLOW_EXPORT_SAFE"
+MODULES = "SCALEFLOW_EXPORT_MODULES"
+IS_SAFE = "SCALEFLOW_EXPORT_SAFE"
 
 
 def open_keras_file(path: Path) -> Compute:
