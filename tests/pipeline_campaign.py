@@ -56,7 +56,7 @@ RUNS = 9
 IGNORED = re.compile(r"Exception ignored in: .*\n(\[\w+\] )?Traceback")
 
 #: Of the commands that go on, before it counts as one that never ends.
-MOST_COMMANDS = 6
+MAX_COMMANDS = 6
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class PipelineTrial(CaseTrial[PipelineOutcome]):
             fault = fault.again
             if fault is not None:
                 command = self._start()
-        while self.result.commands < MOST_COMMANDS:
+        while self.result.commands < MAX_COMMANDS:
             command = self._start()
             code = self._end(command)
             self._look_at(command, code, {0, 1} if self._case.kind == GONE else {0})
             if code == 0 or self.result.wrong:
                 break
         else:
-            self.result.wrong.append(f"not finished after {MOST_COMMANDS} commands")
+            self.result.wrong.append(f"not finished after {MAX_COMMANDS} commands")
         self._judge_the_whole()
         self.result.outcome = "well" if self.result.faults else "missed"
 

@@ -62,7 +62,7 @@ RESULTS = "optimization_results.yaml"
 TRIALS = "trials.csv"
 
 #: The most trials that are refused before a search ends in which no other one has run.
-MOST_REFUSED = 5
+MAX_REFUSED = 5
 
 #: The prefix of a storage that is a file of Optuna's journal, which machines may share on a network file system.
 JOURNAL = "journal:"
@@ -244,7 +244,7 @@ class OptunaSweeper(Sweeper):
         from scaleflow.sweep.composer import JobComposer
 
         composer = JobComposer(self._context, self._config)
-        for attempt in range(MOST_REFUSED):
+        for attempt in range(MAX_REFUSED):
             words = [*fixed, *(f"{key}={format_choice(pick_value(each, attempt))}" for key, each in space.items())]
             request = composer.read_request(words, 0)
             if not request.refusal:
@@ -294,7 +294,7 @@ class OptunaSweeper(Sweeper):
                 for trial in batch:  # the next command would only be refused again
                     study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
                 refused += len(batch)
-                if not number and (refused >= MOST_REFUSED or count_begun(study) >= self._count):
+                if not number and (refused >= MAX_REFUSED or count_begun(study) >= self._count):
                     raise
                 write_error(str(mask_secrets(str(refusal))))
                 continue  # other combinations of the values may work

@@ -7,18 +7,18 @@ from typing import Any, Literal
 import numpy as np
 
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
-from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
+from scaleflow.serving.prediction_columns import MAX_PROBABILITIES
 
 #: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
-MOST_EXAMPLES = 1_000_000
-MOST_BYTES = 192 << 20
+MAX_EXAMPLES = 1_000_000
+MAX_BYTES = 192 << 20
 
 #: The columns of the place of an example in its split, and of its weight.
 EXAMPLE = "example"
 WEIGHT = "weight"
 
 #: The most labels, or values, that have columns of their own.
-MOST_VALUES = 64
+MAX_VALUES = 64
 
 ROWS_AT_ONCE = 65_536
 
@@ -40,8 +40,8 @@ def choose_form(described: Outputs) -> Form:
     if described.is_one_class or described.shape == ():
         if described.kind == "regression":
             return "values"
-        return "best" if described.shape[-1:] and described.shape[-1] > MOST_PROBABILITIES else "class"
-    if described.kind == "classification" or len(described.shape) != 1 or described.shape[0] > MOST_VALUES:
+        return "best" if described.shape[-1:] and described.shape[-1] > MAX_PROBABILITIES else "class"
+    if described.kind == "classification" or len(described.shape) != 1 or described.shape[0] > MAX_VALUES:
         return "positions"
     return "values" if described.kind == "regression" else "labels"
 
@@ -78,7 +78,7 @@ class PredictionCollector:
                 self._add_positions(name, sums)
         if not self._is_chosen:
             width = places.itemsize + sum(value.nbytes // max(1, len(value)) for value in kept.values())
-            self._is_kept = draw_sample(self._examples, min(MOST_EXAMPLES, MOST_BYTES // width))
+            self._is_kept = draw_sample(self._examples, min(MAX_EXAMPLES, MAX_BYTES // width))
             self._is_chosen = True
         rows = slice(None) if self._is_kept is None else self._is_kept[places]
         self._parts.append({EXAMPLE: places[rows], **{name: np.array(value[rows]) for name, value in kept.items()}})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.intervals import (
-    MOST_RARE,
+    MAX_RARE,
     RARE_SHARE,
     Intervals,
     Rates,
@@ -35,14 +35,14 @@ BINS = 10
 #: probability that it sees.
 POWERS = np.geomspace(0.1, 2, 8)
 FITTING_ROUNDS = 12
-MOST_FITTED = 10_000
+MAX_FITTED = 10_000
 LEAST_CHANCE = 1e-9
 
 #: Labels are doubted only by a model with at most this share of a constant's errors, that is sure at this share of its
 #: own, and whose mean confidence is above its accuracy by at most this.
 ERRORS_LEFT = 0.5
 SURE_SHARE = 2 / 3
-MOST_TOO_SURE = 0.05
+MAX_TOO_SURE = 0.05
 
 #: The log loss, summed over examples, that a model has to save beyond what the calibration may save by chance.
 LEAST_SAVED = 4.0
@@ -271,7 +271,7 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
         added = (placements - value) / np.where(is_positive, positives, others)
         auc = intervals.area(value, intervals.weights * added, min(counts))
         is_rare = is_positive if counts[0] <= counts[1] else ~is_positive
-        if value > 0.5 and min(counts) <= min(MOST_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
+        if value > 0.5 and min(counts) <= min(MAX_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
             auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
         ends = [
             find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0]),
@@ -374,7 +374,7 @@ def calibrate(data: Classes, weights: Array) -> Classes:
     if data.chances is None or not len(data.rows):
         return data
     chances = np.maximum(data.chances, LEAST_CHANCE).astype(np.float64)
-    places = np.unique(np.linspace(0, len(chances) - 1, MOST_FITTED).astype(np.int64))
+    places = np.unique(np.linspace(0, len(chances) - 1, MAX_FITTED).astype(np.int64))
     target = data.target[places]
     fitted = chances[places]
     shares = weights[places]
@@ -424,7 +424,7 @@ def find_label_errors(calibrated: Classes) -> Array:
     if not len(wrong):
         return places
     is_good = wrong.sum() <= ERRORS_LEFT * (len(wrong) - support.max()) and len(places) >= SURE_SHARE * wrong.sum()
-    if not is_good or data.confidence.mean() > 1 - wrong.mean() + MOST_TOO_SURE:
+    if not is_good or data.confidence.mean() > 1 - wrong.mean() + MAX_TOO_SURE:
         return places[:0]
     order = np.argsort(data.of_target[places] - data.confidence[places], kind="stable")
     return np.asarray(places[order])

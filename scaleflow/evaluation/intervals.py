@@ -481,7 +481,7 @@ def find_tied_distances(intervals: Intervals, shares: Array, values: Array, coun
 
 
 #: A class is rare for the area under the ROC curve if it has at most this many rows, and this share of the other's.
-MOST_RARE = 300
+MAX_RARE = 300
 RARE_SHARE = 0.2
 
 #: Rounds that fit a normal distribution with censored values.

@@ -45,13 +45,13 @@ from scaleflow.serving.prediction_columns import bound_values, find_sets
 Array = np.ndarray[Any, Any]
 
 #: The most classes that a chart compares: of more, the weakest.
-MOST_BARS = 25
+MAX_BARS = 25
 
 #: The report lists at most this many pairs of classes that are confused.
 MAX_CONFUSED_PAIRS = 10
 
 #: The most points of a scatter plot, and the bars of a histogram.
-MOST_DOTS = 2000
+MAX_DOTS = 2000
 HISTOGRAM_BARS = 40
 
 #: A class is rare if it has at most this share of the weight: its AUC and average precision are metrics of the run.
@@ -420,7 +420,7 @@ def draw_ranking(
 def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> Drawing:
     """Draws a figure of each class, the weakest first."""
     known = [row for row in rows if row["support"] and np.isfinite(row[figure].value)]
-    chosen = sorted(known, key=lambda row: float(row[figure].value))[:MOST_BARS]
+    chosen = sorted(known, key=lambda row: float(row[figure].value))[:MAX_BARS]
     svg = draw_rates(title, [row["class"] for row in chosen], [row[figure] for row in chosen])
     more = f"The weakest {len(chosen)} of {len(known)}. " if len(known) > len(chosen) else ""
     return Drawing(f"{figure}_of_classes", title, svg, caption=f"{more}Lines are 95 % intervals.")
@@ -428,7 +428,7 @@ def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> 
 
 def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> list[Drawing]:
     """Draws the residuals of a value."""
-    shown = np.unique(np.linspace(0, len(errors) - 1, MOST_DOTS).astype(int))
+    shown = np.unique(np.linspace(0, len(errors) - 1, MAX_DOTS).astype(int))
     label, suffix = (f" of {name}", f"_{name}") if name else ("", "")
     x = prediction[shown]
     y = errors[shown]

@@ -29,12 +29,12 @@ Metrics = Mapping[str, Callable[..., Any]]
 SCORES = ("y_score", "y_prob", "y_proba", "y_pred_proba", "scores", "probabilities")
 
 #: The most resamples of an interval, and the fewest.
-MOST_RESAMPLES = 200
-FEWEST_RESAMPLES = 50
+MAX_RESAMPLES = 200
+MIN_RESAMPLES = 50
 
 #: The parts of the rows that are left out in turn if there is no time for resamples, and the fewest.
-MOST_PARTS = 40
-FEWEST_PARTS = 10
+MAX_PARTS = 40
+MIN_PARTS = 10
 
 
 def measure_own(
@@ -132,14 +132,14 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
     deadline = began + seconds
     if resamples.count < 2:
         return Figure(value)
-    if possible >= FEWEST_RESAMPLES:
-        drawn = compute_each(compute, resamples.draw(MOST_RESAMPLES), deadline)
-        if len(drawn) < FEWEST_RESAMPLES or not np.ptp(drawn):  # it has no spread that could be seen
+    if possible >= MIN_RESAMPLES:
+        drawn = compute_each(compute, resamples.draw(MAX_RESAMPLES), deadline)
+        if len(drawn) < MIN_RESAMPLES or not np.ptp(drawn):  # it has no spread that could be seen
             return Figure(value)
         low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.count))
         return Figure(value, float(low), float(high))
-    parts = min(MOST_PARTS, resamples.count, int(possible))
-    if parts < FEWEST_PARTS:
+    parts = min(MAX_PARTS, resamples.count, int(possible))
+    if parts < MIN_PARTS:
         return Figure(value)
     left = compute_each(compute, resamples.leave_out(parts), math.inf)
     error = math.sqrt(float(np.var(left)) * (len(left) - 1)) if len(left) == parts else 0.0

@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 BLOCKS = 10
 
 #: Intervals of fewer units than this are rough.
-FEWEST_UNITS = 10
+MIN_UNITS = 10
 
 Array = np.ndarray[Any, Any]
 

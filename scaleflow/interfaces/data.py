@@ -78,14 +78,14 @@ Kind = Literal["classification", "binary", "multi_label", "regression"]
 Standardize = Literal["unicode", "lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
 
 #: With more classes a run has neither `balanced_accuracy` nor a confusion matrix, which has the square of their number.
-MOST_CONFUSION_CLASSES = 1000
+MAX_CONFUSION_CLASSES = 1000
 
 
 #: Half of the spacing of float32 numbers near 1: what rounding changes, relative to a number.
 ROUNDING = 2.0**-24
 
 #: The most that rounding to float32 may change a value inside of a run, in deviations of its column.
-MOST_ROUNDING = 1e-6
+MAX_ROUNDING = 1e-6
 
 #: The key of an input that only training and evaluations have: the fold of an example, from 0; -1: it is in none.
 FOLD = "__fold__"
@@ -190,7 +190,7 @@ class Outputs:
             return "float32"
         mean, deviation = self.scaling
         largest = max(map(abs, (mean, *(self.limits or ()))))
-        return "float32" if largest * ROUNDING <= MOST_ROUNDING * deviation else "float64"
+        return "float32" if largest * ROUNDING <= MAX_ROUNDING * deviation else "float64"
 
     @property
     def is_one_class(self) -> bool:

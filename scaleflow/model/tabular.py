@@ -115,7 +115,7 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
 Array = np.ndarray[Any, Any]
 
 #: More categories than that, and words, are embedded.
-MOST_ONE_HOT = 9
+MAX_ONE_HOT = 9
 
 #: Each member leaves out one of so many folds of a small training split.
 FOLDS = 8
@@ -161,7 +161,7 @@ def choose_embedding(spec: Inputs) -> int:
     """Returns the width of the embedding of categories, words or other features; 0: they are taken as they are."""
     count = spec.vocabulary or (spec.shape[0] if spec.shape else 1)
     is_text = spec.vocabulary is not None and spec.shape != ()
-    return 0 if count <= MOST_ONE_HOT + 1 and not is_text else min(64, round(1.6 * math.pow(count, 0.56)))
+    return 0 if count <= MAX_ONE_HOT + 1 and not is_text else min(64, round(1.6 * math.pow(count, 0.56)))
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:

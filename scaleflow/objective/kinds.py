@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Measure, Mode, Outputs, find_directions
+from scaleflow.interfaces import MAX_CONFUSION_CLASSES, Measure, Mode, Outputs, find_directions
 
 
 def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
@@ -283,7 +283,7 @@ def defaults_for(described: Outputs) -> Defaults:
     is_classes = described.kind == "classification"
     loss, accuracy = (crossentropy, class_accuracy) if is_classes else (binary_crossentropy, binary_accuracy)
     count = described.shape[-1] if is_classes else 2
-    if count > MOST_CONFUSION_CLASSES or described.shape[-1:] == () or not (is_classes or described.shape[-1] == 1):
+    if count > MAX_CONFUSION_CLASSES or described.shape[-1:] == () or not (is_classes or described.shape[-1] == 1):
         return Defaults(loss, (mean("accuracy", accuracy),), modes=modes)
     decide = decide_classes(described)
     balanced = balanced_accuracy_measure("balanced_accuracy", decide, count)
@@ -392,7 +392,7 @@ def subtract(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 #: With more classes, the positions of each class are not counted.
-MOST_COUNTED_CLASSES = 64
+MAX_COUNTED_CLASSES = 64
 
 
 def rank_classes(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -445,7 +445,7 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     is_correct = tf.cast(tf.equal(predicted, true) & ~is_bad, tf.float32)
     is_answered = is_counted * tf.cast(~is_bad, tf.float32)
     sums |= {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}
-    if described.shape[-1] <= MOST_COUNTED_CLASSES:
+    if described.shape[-1] <= MAX_COUNTED_CLASSES:
         weights = {"true": is_counted, "predicted": is_answered, "both": is_counted * is_correct}
         classes = {"true": true, "predicted": predicted, "both": true}
         sums |= {name: count_classes_of_examples(classes[name], weights[name], described.shape[-1]) for name in classes}

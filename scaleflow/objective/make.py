@@ -49,7 +49,7 @@ Array = np.ndarray[Any, Any]
 KEY = "objective.class_weight"
 
 #: The most classes that a message lists.
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 
 
 def find_class_weights(
@@ -77,15 +77,15 @@ def find_class_weights(
 
 
 def describe_class_weights(outputs: Described, weights: Mapping[str, list[float]]) -> list[str]:
-    """Returns a note on the weights of each output's classes, up to `MOST_SHOWN` of them."""
+    """Returns a note on the weights of each output's classes, up to `MAX_SHOWN` of them."""
     notes = []
     for name, each in weights.items():
         described = outputs[name] if isinstance(outputs, Mapping) else outputs
         names = described.names or [str(number) for number in range(len(each))]
         shown = ", ".join(
-            f"{weight:.4g} for {known}" for known, weight in list(zip(names, each, strict=True))[:MOST_SHOWN]
+            f"{weight:.4g} for {known}" for known, weight in list(zip(names, each, strict=True))[:MAX_SHOWN]
         )
-        more = f" and {len(each) - MOST_SHOWN} more" if len(each) > MOST_SHOWN else ""
+        more = f" and {len(each) - MAX_SHOWN} more" if len(each) > MAX_SHOWN else ""
         notes.append(f"{KEY}{'.' if name else ''}{name}: {shown}{more}, in the training loss only")
     return notes
 
@@ -105,7 +105,7 @@ def check_classes(described: Outputs, key: str, given: Any) -> None:
     known = names_of_classes(described)
     for name in given:
         if name not in known:
-            some = ", ".join(list(known)[:MOST_SHOWN]) + (", ..." if len(known) > MOST_SHOWN else "")
+            some = ", ".join(list(known)[:MAX_SHOWN]) + (", ..." if len(known) > MAX_SHOWN else "")
             raise ConfigError(f"{key}.{name}: there is no such class; the classes are {some}")
     numbers = [known[name] for name in given]
     if len(set(numbers)) < len(numbers):

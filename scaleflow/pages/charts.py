@@ -35,19 +35,19 @@ TOP = 10
 BOTTOM = 42
 
 #: The most characters of a label.
-MOST_LETTERS = 24
+MAX_LETTERS = 24
 
 #: Pixels that a character of a label takes.
 LETTER = 7
 
 #: With more classes, the cells of a confusion matrix have no numbers, and its labels are small.
-MOST_NUMBERED = 24
+MAX_NUMBERED = 24
 
 #: More points than this are small and faint, so that many of them can be told apart.
-MOST_LARGE_DOTS = 60
+MAX_LARGE_DOTS = 60
 
 #: The most ticks of a logarithmic axis.
-MOST_TICKS = 8
+MAX_TICKS = 8
 
 Numbers = Iterable[float]
 
@@ -134,7 +134,7 @@ class Chart:
 
     def add_points(self, x: Numbers, y: Numbers, colour: str = "var(--mark)") -> Chart:
         dots = [f"M{self._x(a):.1f} {self._y(b):.1f}h0" for a, b in zip(x, y, strict=True)]
-        width, opacity = (7, 0.8) if len(dots) <= MOST_LARGE_DOTS else (4, 0.4)
+        width, opacity = (7, 0.8) if len(dots) <= MAX_LARGE_DOTS else (4, 0.4)
         style = f'style="stroke:{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linecap="round"'
         self._parts.append(f'<path fill="none" {style} d="{"".join(dots)}"/>')
         return self
@@ -171,7 +171,7 @@ def draw_rates(
     names: Sequence[str],
     values: Sequence[tuple[float, float, float]],
     limit: float = 1.0,
-    letters: int = MOST_LETTERS,
+    letters: int = MAX_LETTERS,
 ) -> str:
     """Draws a bar for each name, the first at the top, from a value and the ends of its interval, NaN if there are
     none. The axis reaches from 0 to `limit`, and names have at most so many `letters`.
@@ -197,7 +197,7 @@ def draw_rates(
 def draw_confusion_matrix(title: str, counts: Sequence[Sequence[float]], names: Sequence[str]) -> str:
     """Draws counts [true][predicted]; the shade is the share of the true class."""
     count = len(names)
-    is_numbered = count <= MOST_NUMBERED
+    is_numbered = count <= MAX_NUMBERED
     cell = 34 if is_numbered else max(7, 760 // count)
     letters = max(len(shorten_name(name)) for name in names)
     size = 12 if is_numbered else max(6, min(10, cell))
@@ -289,7 +289,7 @@ def compose_picture(title: str, rows: Iterable[Sequence[str]]) -> str:
     return to_file(wrap_svg(title, width, top, parts))
 
 
-def shorten_name(name: str, letters: int = MOST_LETTERS) -> str:
+def shorten_name(name: str, letters: int = MAX_LETTERS) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "\u2026"
 
 
@@ -308,6 +308,6 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     for factors in ((1, 2, 5), (1,)):
         ticks = [factor * 10.0**power for power in powers for factor in factors]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= MOST_TICKS:
+        if len(ticks) <= MAX_TICKS:
             return ticks
-    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
+    return ticks[:: math.ceil(len(ticks) / MAX_TICKS)]

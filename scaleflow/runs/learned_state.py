@@ -15,7 +15,7 @@ from scaleflow.interfaces import LEARNED_ARRAYS, LEARNED_STATE, LearnedState
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: A list of more numbers than this is kept as an array.
-MOST_NUMBERS = 1000
+MAX_NUMBERS = 1000
 
 #: The key that stands for an array.
 ARRAY = "array"
@@ -83,7 +83,7 @@ def take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
         return {key: take_arrays(each, arrays) for key, each in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    if len(value) > MOST_NUMBERS and all(type(each) is float for each in value):
+    if len(value) > MAX_NUMBERS and all(type(each) is float for each in value):
         arrays[name := str(len(arrays))] = value
         return {ARRAY: name}
     return [take_arrays(each, arrays) for each in value]

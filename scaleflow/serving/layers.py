@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 #: The most layers that a message names.
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 def walk_named_layers(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -33,9 +33,9 @@ def choose_layer(model: Any, name: str) -> Any:
         return -compare.ratio()
 
     paths = found or sorted(layers, key=differ)
-    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
     why = "several layers have this name" if found else "there is no such layer"
-    raise ValueError(f"{why}; the model has {', '.join(paths[:MOST_NAMED])}{more}")
+    raise ValueError(f"{why}; the model has {', '.join(paths[:MAX_NAMED])}{more}")
 
 
 def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # at run time also a namespace: what the record of a logged m
     from scaleflow.interfaces import Outputs
 
 #: The most classes that get a column each, unless the user asks for them.
-MOST_PROBABILITIES = 20
+MAX_PROBABILITIES = 20
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def make_prediction_columns(
             found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
             if described.set_threshold is not None:
                 found["prediction_set"] = write_sets(find_sets(described, chances), names)
-            if chances.ndim == 2 and (has_all or chances.shape[-1] <= MOST_PROBABILITIES):
+            if chances.ndim == 2 and (has_all or chances.shape[-1] <= MAX_PROBABILITIES):
                 found |= divide_columns("probability", chances, names)
         else:
             found = divide_columns("prediction", chances >= 0.5, described.names)

@@ -43,7 +43,7 @@ PARTS = "reasons"
 
 #: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
 GRID = 8
-MOST_WORDS = 40
+MAX_WORDS = 40
 
 
 def name_reason(column: str) -> str:
@@ -103,7 +103,7 @@ class Explainer:
         if self._occlude is not None:
             self.columns = [PARTS]
             is_text = self._occlude is explain_texts
-            count, of = (f"up to {MOST_WORDS + 1}", "text") if is_text else (str(GRID**2 + 1), "picture")
+            count, of = (f"up to {MAX_WORDS + 1}", "text") if is_text else (str(GRID**2 + 1), "picture")
             self.cost = f"{count} predictions for each {of}"
             return
         if "" in inputs or any(shape for shape, _ in inputs.values()) or not schema.get("columns"):
@@ -169,7 +169,7 @@ def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
     ((name, encoded),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
     texts = [decode_text(each) for each in encoded]
-    words = [text.split()[:MOST_WORDS] for text in texts]
+    words = [text.split()[:MAX_WORDS] for text in texts]
     effects = [
         whole - compute({name: np.array([drop_word(text, place) for text in texts], object)})
         for place in range(max(map(len, words), default=0))

@@ -41,7 +41,7 @@ FORMS = (
 )
 
 #: The most names that a message lists.
-MOST_LISTED = 10
+MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def find_model_version(client: MlflowClient, uri: str) -> Any:
 def list_known(word: str, names: Sequence[str]) -> str:
     """Returns `; there are X, Y; did you mean X?` for what exists in place of a word."""
     similar = difflib.get_close_matches(word, names, n=1)
-    shown = ", ".join(names[-MOST_LISTED:]) + (f" and {len(names) - MOST_LISTED} more" * (len(names) > MOST_LISTED))
+    shown = ", ".join(names[-MAX_LISTED:]) + (f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED))
     exist = f"; there is {shown}" if names else "; there is none"
     return exist + (f"; did you mean {similar[0]}?" if similar else "")
 

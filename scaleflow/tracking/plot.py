@@ -8,7 +8,7 @@ from pathlib import Path
 from scaleflow.pages.charts import compose_picture, draw_confusion_matrix
 
 #: With more classes there is no picture: nobody could read their names.
-MOST_CLASSES = 100
+MAX_CLASSES = 100
 
 
 def draw_confusion(table: Path, split: str) -> Path | None:
@@ -19,7 +19,7 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     """
     with table.open(newline="", encoding="utf-8") as file:
         (_, *names), *rows = csv.reader(file)
-    if len(names) > MOST_CLASSES:
+    if len(names) > MAX_CLASSES:
         return None
     counts = [[int(cell) for cell in row[1:]] for row in rows]
     correct = sum(row[i] for i, row in enumerate(counts))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Objective, ObjectiveOptions, Outputs
+from scaleflow.interfaces import MAX_CONFUSION_CLASSES, Objective, ObjectiveOptions, Outputs
 from scaleflow.interfaces.quantiles import average_pinball_losses, weighted_quantiles
 from scaleflow.training.evaluation import MetricSums
 
@@ -104,7 +104,7 @@ def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[s
     true = evaluated.values.astype(np.int64)
     predicted = np.full(true.shape, counts.argmax())
     values = {"accuracy": evaluated.mean(true == predicted)}
-    if classes <= MOST_CONFUSION_CLASSES:  # above, a run has no such metric
+    if classes <= MAX_CONFUSION_CLASSES:  # above, a run has no such metric
         values["balanced_accuracy"] = balanced_accuracy(evaluated, true, predicted)
     target_counts = np.where(evaluated.counted > 0, counts[true], 1)
     if target_counts.all():  # a class that the training split lacks makes the loss infinite

@@ -93,7 +93,7 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
     """Raises ConfigError if the outputs do not have the answers that `evaluation` asks for."""
     from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.collector import choose_form
-    from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
+    from scaleflow.serving.prediction_columns import MAX_PROBABILITIES
 
     has = f"the dataset has {described.kind} targets" + (f" {described.shape}" if described.shape else "")
     is_class = described.is_one_class
@@ -106,7 +106,7 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
         raise ConfigError(f"evaluation.interval: is for numbers, and {has}; leave it null")
     if options.sets is not None and not (is_class and choose_form(described) == "class"):
         raise ConfigError(
-            f"evaluation.sets: is for one of up to {MOST_PROBABILITIES} classes of each example, and {has}; leave it "
+            f"evaluation.sets: is for one of up to {MAX_PROBABILITIES} classes of each example, and {has}; leave it "
             "null"
         )
     for key, level in (("interval", options.interval), ("sets", options.sets)):

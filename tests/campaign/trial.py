@@ -29,7 +29,7 @@ from tests.campaign.judge import (
 from tests.campaign.remote import Remote
 
 #: A command that goes on with a run may be befallen once itself, and may find that there is no run yet.
-MOST_COMMANDS = 6
+MAX_COMMANDS = 6
 
 #: What a command says if it has left the store behind.
 NOT_TAKEN = "the store has not received"
@@ -116,7 +116,7 @@ class Trial:
     def _go_on(self) -> None:
         """Until the run is finished, and the store knows."""
         again = self._case.again
-        for _ in range(MOST_COMMANDS):
+        for _ in range(MAX_COMMANDS):
             if last_end(self._bench.run).get("status") == "FINISHED" and not list(self._unrecorded()):
                 return
             command = self._next_command()
@@ -128,7 +128,7 @@ class Trial:
             self._look_at(command, code, {"FINISHED"})
             if self.result.wrong:
                 return
-        self.result.wrong.append(f"not finished after {MOST_COMMANDS} commands")
+        self.result.wrong.append(f"not finished after {MAX_COMMANDS} commands")
 
     def _next_command(self) -> Command:
         """The one that a user would give now."""

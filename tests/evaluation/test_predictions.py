@@ -236,7 +236,7 @@ def test_an_evaluation_replaces_the_one_before() -> None:
 
 
 def test_of_many_examples_a_fixed_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "MOST_EXAMPLES", 100)
+    monkeypatch.setattr(collector_module, "MAX_EXAMPLES", 100)
     tables = []
     for size in (50, 200):
         collector = PredictionCollector(CLASSES, 1000)

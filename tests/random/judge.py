@@ -25,7 +25,7 @@ TOLERANCE = {
 SAME = (1e-4, 1e-5)
 
 #: Longest refusal, in lines.
-MOST_LINES = 3
+MAX_LINES = 3
 
 Points = dict[tuple[str, int], float]
 
@@ -49,7 +49,7 @@ def wrong_refusal(said: str) -> Iterator[str]:
         yield f"refused without a word of ours: {text[-300:]}"
     elif found := NOT_IN_WORDS.search(text):
         yield f"not refused in words ({found[0]}): {text}"
-    elif len(refusal_lines(said)) > MOST_LINES:
+    elif len(refusal_lines(said)) > MAX_LINES:
         yield f"refused in {len(refusal_lines(said))} lines: {text}"
 
 

@@ -41,7 +41,7 @@ from scaleflow.interfaces import (
     name_class,
     name_leaves,
 )
-from scaleflow.interfaces.data import MOST_ROUNDING
+from scaleflow.interfaces.data import MAX_ROUNDING
 from scaleflow.interfaces.data import ROUNDING as HALF_SPACING
 from scaleflow.interfaces.events import Emit, Note
 
@@ -102,7 +102,7 @@ class Normalise:
         """
         mean = np.reshape(learned["mean"], self._inputs.shape[-1:])
         deviation = np.reshape(learned["deviation"], self._inputs.shape[-1:])
-        if np.all(np.abs(mean) * HALF_SPACING <= MOST_ROUNDING * deviation) and self._inputs.dtype != "float64":
+        if np.all(np.abs(mean) * HALF_SPACING <= MAX_ROUNDING * deviation) and self._inputs.dtype != "float64":
             scale = (1 / deviation).tolist()
             offset = (-mean / deviation).tolist()
             return keras.layers.Rescaling(scale, offset, dtype="float32", name="normalise")

@@ -9,7 +9,7 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Kind, Outputs
-from scaleflow.interfaces.data import MOST_ROUNDING, ROUNDING
+from scaleflow.interfaces.data import MAX_ROUNDING, ROUNDING
 
 #: The kinds of a target that is one class or number.
 OneKind = Literal["auto", "classification", "binary", "regression"]
@@ -76,4 +76,4 @@ def is_wide(numbers: Array) -> bool:
     low = np.fmin.reduce(numbers, axis=axes)
     high = np.fmax.reduce(numbers, axis=axes)
     largest = np.maximum(np.abs(low), np.abs(high))
-    return bool(np.any((high > low) & (largest * ROUNDING > MOST_ROUNDING * (high - low) / RANGE)))
+    return bool(np.any((high > low) & (largest * ROUNDING > MAX_ROUNDING * (high - low) / RANGE)))

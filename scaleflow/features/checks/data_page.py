@@ -15,9 +15,9 @@ from scaleflow.pages.html import compose_section, make_charts, make_findings, ma
 from scaleflow.pages.pictures import draw_sheet, to_data_address
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.
-MOST_CHARTS = 24
-MOST_CLASSES = 6
-MOST_BARS = 12
+MAX_CHARTS = 24
+MAX_CLASSES = 6
+MAX_BARS = 12
 
 #: Rows of the table of examples, and pictures of a class.
 SHOWN_ROWS = 10
@@ -51,7 +51,7 @@ def make_data_page(
     train = next(iter(samples.values()))
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
     schema = make_schema(train)
-    hidden = len(train.columns) - MOST_CHARTS
+    hidden = len(train.columns) - MAX_CHARTS
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
     by_class = pick_target(train)
     caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
@@ -89,7 +89,7 @@ def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
 def pick_target(sample: SplitSample) -> str | None:
     """Returns the first target with few classes; None if there is none."""
     for name, values in sample.targets.items():
-        if values.dtype == object and len(set(values.tolist())) <= MOST_CLASSES:
+        if values.dtype == object and len(set(values.tolist())) <= MAX_CLASSES:
             return name
     return None
 
@@ -125,7 +125,7 @@ def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
 def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> Iterator[Drawing]:
     """Yields the distribution of each column: by the classes of a target, or by split."""
     train = next(iter(samples.values()))
-    for column, values in list(train.columns.items())[:MOST_CHARTS]:
+    for column, values in list(train.columns.items())[:MAX_CHARTS]:
         kind = train.kinds[column]
         if by_class is None:
             groups = {split: each.columns[column] for split, each in samples.items() if column in each.columns}
@@ -139,7 +139,7 @@ def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> It
 def draw_column(name: str, kind: ColumnKind, groups: Mapping[str, Array]) -> Iterator[Drawing]:
     if kind.reduce is None:
         counts = {group: Counter(map(str, values.tolist())) for group, values in groups.items()}
-        shown = [each for each, _ in sum(counts.values(), Counter[str]()).most_common(MOST_BARS)]
+        shown = [each for each, _ in sum(counts.values(), Counter[str]()).most_common(MAX_BARS)]
         heights = {group: np.array([found[each] for each in shown]) / found.total() for group, found in counts.items()}
         ticks = [((n + 0.5) / len(shown), shorten_name(each or "missing")) for n, each in enumerate(shown)]
         yield Drawing("", name, draw_strips(name, heights, ticks, is_turned=True))

@@ -45,14 +45,14 @@ PERMUTATIONS = 200
 MARGIN = 1.5
 
 #: So many values that a schema does not list are counted one by one; the rarest of more than that are forgotten.
-MOST_UNLISTED = 10_000
+MAX_UNLISTED = 10_000
 KEPT_UNLISTED = 1000
 
 #: The most values that NumPy can permute.
-MOST_PERMUTED = 10**9 - 1
+MAX_PERMUTED = 10**9 - 1
 
 #: The most values, or columns, that a message names.
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class DriftCounter:
                 rest = self._unlisted if known["others"] else self._unseen
                 rest.setdefault(name, Counter())[value] += count
         unlisted = self._unlisted.get(name, Counter())
-        if len(unlisted) > MOST_UNLISTED:
+        if len(unlisted) > MAX_UNLISTED:
             self._unlisted[name] = Counter(dict(unlisted.most_common(KEPT_UNLISTED)))
 
     def find(self) -> Iterator[DataFinding]:
@@ -167,7 +167,7 @@ class DriftCounter:
         least = FEW + 2 * most_before  # if the data are alike, chance gives no value that is not listed so many
         rest_before = int(known["others"])
         rest_now = int(counts[-1])
-        for _, count in self._unlisted.get(name, Counter()).most_common(MOST_NAMED):
+        for _, count in self._unlisted.get(name, Counter()).most_common(MAX_NAMED):
             count_before = min(most_before, rest_before)
             share_before = (before.sum() + rest_before) / (before.sum() + rest_before + now.sum() + rest_now)
             if (count_before + count) * share_before < least:
@@ -218,7 +218,7 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
 
     Where some occurred once only, others are to be expected: their share is about that of these (Good 1953).
     """
-    shown = join_first([f"{value!r} ({count:,})" for value, count in unseen.most_common()], MOST_NAMED)
+    shown = join_first([f"{value!r} ({count:,})" for value, count in unseen.most_common()], MAX_NAMED)
     text = f"{name}: {unseen.total():,} of {total:,} values are not in training: {shown}"
     counts = list(known["values"].values())
     rows = max(1, sum(counts))
@@ -261,7 +261,7 @@ def compute_stability(
     if index <= STABILITY:
         return index, STABILITY
     totals = before + now
-    if totals.sum() > MOST_PERMUTED:  # chance does not give such an index
+    if totals.sum() > MAX_PERMUTED:  # chance does not give such an index
         return index, STABILITY
     permuted = np.random.default_rng(0).multivariate_hypergeometric(totals, now.sum(), size=PERMUTATIONS)
     indices = measure_stability(totals - permuted, permuted)

@@ -22,7 +22,7 @@ from scaleflow.worker.data import tell_unread
 TOGETHER = ("groups", "time drift", "duplicates across splits")
 
 #: The most findings that a run reports.
-MOST_TOLD = 5
+MAX_TOLD = 5
 
 
 class DataChecks(WorkerHook):
@@ -105,10 +105,10 @@ def tell_findings(findings: Sequence[Mapping[str, Any]], check: str, emit: Emit)
         raise ConfigError(
             f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn goes on"
         )
-    for text in told[:MOST_TOLD]:
+    for text in told[:MAX_TOLD]:
         emit(Note(f"dataset.check: {text}"))
-    if len(told) > MOST_TOLD:
-        emit(Note(f"dataset.check: {count_more(told[MOST_TOLD:])}; scaleflow check shows all"))
+    if len(told) > MAX_TOLD:
+        emit(Note(f"dataset.check: {count_more(told[MAX_TOLD:])}; scaleflow check shows all"))
 
 
 def count_more(texts: Collection[str]) -> str:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from scaleflow.dataset import Splits
 
 #: The most values of the examples of a split, so that they fit in memory.
-MOST_VALUES = 1 << 26
+MAX_VALUES = 1 << 26
 
 #: The most classes of which the report shows pictures.
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 
 
 def look_at_dataset(
@@ -88,7 +88,7 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
     samples = {}
     for split, each in splits.raw.items():
         try:
-            samples[split] = sample_split(source, each, splits.sample, most=(examples, MOST_VALUES), reads_all=True)
+            samples[split] = sample_split(source, each, splits.sample, most=(examples, MAX_VALUES), reads_all=True)
         except (ValueError, AttributeError) as error:
             raise ConfigError(
                 f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "
@@ -130,7 +130,7 @@ def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[A
             pictures = to_pixels(sample.columns[name or "input"][:2000], described.scale)
             target = next(iter(sample.targets.values()), None)
             if target is None or target.dtype != object:
-                return {"first examples": pictures[:MOST_SHOWN]}
+                return {"first examples": pictures[:MAX_SHOWN]}
             classes = target[: len(pictures)]
-            return {each: pictures[classes == each] for each in sorted(set(classes.tolist()))[:MOST_SHOWN] if each}
+            return {each: pictures[classes == each] for each in sorted(set(classes.tolist()))[:MAX_SHOWN] if each}
     return {}

@@ -15,11 +15,11 @@ import numpy as np
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
 from scaleflow.dataset.schema import SplitSample
 from scaleflow.evaluation.single_column import score_column
-from scaleflow.features.checks.drift import FAULT, HINT, MOST_NAMED, DataFinding
+from scaleflow.features.checks.drift import FAULT, HINT, MAX_NAMED, DataFinding
 from scaleflow.interfaces.formatting import join_first
 
 #: The fewest examples that are judged.
-FEWEST_ROWS = 20
+MIN_ROWS = 20
 
 #: A column with a larger share of missing values is mostly missing.
 MOSTLY_MISSING = 0.5
@@ -31,7 +31,7 @@ LEFT_BY_LEAK = {True: 0.05, False: 0.1}
 #: fewer than ten examples, is rare (skore: under 10 %).
 NEAR_CONSTANT = 0.95
 RARE = 0.1
-FEWEST_OF_CLASS = 10
+MIN_OF_CLASS = 10
 
 #: An outlier is so many interquartile ranges away from the median, also on a logarithmic scale.
 FAR = 15
@@ -41,7 +41,7 @@ SENTINEL = 0.01
 
 #: The correlation of two columns that say the same (skore: 0.9), and the most columns of which pairs are compared.
 CORRELATION = 0.9
-MOST_PAIRED = 200
+MAX_PAIRED = 200
 
 #: The share of words that the training split does not have, from which a split is not what the model can read.
 UNKNOWN = 0.5
@@ -54,7 +54,7 @@ Array = np.ndarray[Any, Any]
 
 def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFinding]:
     """Returns the faults that a sample of the training split shows; without most of the level `hint` on demand."""
-    if len(sample) < FEWEST_ROWS:
+    if len(sample) < MIN_ROWS:
         return []
     rules = (*FAULT_RULES, *HINT_RULES) if with_hints else FAULT_RULES
     return [finding for rule in rules for finding in rule(sample)]
@@ -72,7 +72,7 @@ def find_constant(sample: SplitSample) -> Iterator[DataFinding]:
         if len(known) and (known == known[0]).all() and len(known) > MOSTLY_MISSING * len(values):
             found.append(name)
     if found:
-        text = f"the same value in every row: {join_first(found, MOST_NAMED)}"
+        text = f"the same value in every row: {join_first(found, MAX_NAMED)}"
         yield DataFinding("constant column", FAULT, text, because="one distinct value", columns=found)
 
 
@@ -108,7 +108,7 @@ def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
 def is_id(values: Array, examples: int) -> bool:
     """Returns whether a column numbers or names the rows, of which these are a sample."""
     count = len(values)
-    if values.ndim > 1 or count < 5 * FEWEST_ROWS or is_absent(values).any() or len(set(values.tolist())) < count:
+    if values.ndim > 1 or count < 5 * MIN_ROWS or is_absent(values).any() or len(set(values.tolist())) < count:
         return False
     if values.dtype == object:
         return all(0 < len(text) <= 40 and " " not in text for text in values)
@@ -151,10 +151,10 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
         rare = [
             f"{name} ({round(count * scale):,})"
             for name, count in counts.items()
-            if count * scale < FEWEST_OF_CLASS or count / total < RARE / len(counts)
+            if count * scale < MIN_OF_CLASS or count / total < RARE / len(counts)
         ]
         if rare and len(counts) > 1:
-            text = f"{label}: few examples of {join_first(rare, MOST_NAMED)}"
+            text = f"{label}: few examples of {join_first(rare, MAX_NAMED)}"
             because = "fewer than 10, or a tenth of an equal share"
             yield DataFinding("rare class", HINT, text, because=because, columns=[label])
 
@@ -174,7 +174,7 @@ def find_outliers(sample: SplitSample) -> Iterator[DataFinding]:
 
 def find_far(numbers: Array) -> Array:
     """Returns which numbers are outliers, [n] bool; none if half of them are equal."""
-    if len(numbers) < FEWEST_ROWS:
+    if len(numbers) < MIN_ROWS:
         return np.zeros(len(numbers), bool)
     low, middle, high = np.quantile(numbers, (0.25, 0.5, 0.75))
     return np.asarray(np.abs(numbers - middle) > FAR * (high - low) if high > low else np.zeros(len(numbers), bool))
@@ -188,7 +188,7 @@ def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
             is_extreme = numbers == extreme
             others = numbers[~is_extreme]
             share = float(is_extreme.mean())
-            if not SENTINEL <= share < 0.5 or len(np.unique(others)) < FEWEST_ROWS:
+            if not SENTINEL <= share < 0.5 or len(np.unique(others)) < MIN_ROWS:
                 continue
             spread = float(np.subtract(*np.quantile(others, (0.95, 0.05))))
             if np.abs(others - extreme).min() > 1.5 * spread:
@@ -201,7 +201,7 @@ def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
 
 def find_correlated(sample: SplitSample) -> Iterator[DataFinding]:
     columns = sample.list_kind(NUMBER) if sample.is_table else {}
-    names = list(columns)[:MOST_PAIRED]
+    names = list(columns)[:MAX_PAIRED]
     spread = [name for name in names if len(np.unique(columns[name])) > 2]
     if len(spread) < 2:
         return
@@ -317,7 +317,7 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
         kept = [name for name in first.columns if name not in ids]
         rest = [replace(each, columns={name: each.columns[name] for name in kept}) for each in splits.values()]
         if is_telling(rest[0]):
-            (nearly, likely), but = group_rows(rest), f", but for {join_first(ids, MOST_NAMED)}"
+            (nearly, likely), but = group_rows(rest), f", but for {join_first(ids, MAX_NAMED)}"
     for a, b in combinations(range(len(names)), 2):
         in_first = np.unique(nearly[owner == a])
         count = int(np.isin(nearly[owner == b], in_first).sum())

@@ -12,13 +12,13 @@ import numpy as np
 
 from scaleflow.dataset.column_kinds import DATE, NUMBER, ColumnKind
 from scaleflow.dataset.schema import GROUPS, SplitSample, make_schema
-from scaleflow.features.checks.drift import DRIFT, FAULT, MOST_NAMED, DataFinding, compare_sample
-from scaleflow.features.checks.rules import FEWEST_ROWS
+from scaleflow.features.checks.drift import DRIFT, FAULT, MAX_NAMED, DataFinding, compare_sample
+from scaleflow.features.checks.rules import MIN_ROWS
 from scaleflow.interfaces import DivisionKeys, Split
 from scaleflow.interfaces.formatting import join_first
 
 #: Groups are looked for in columns with so many values that repeat, none of which more than a share of the rows has.
-FEWEST_GROUPS = 20
+MIN_GROUPS = 20
 LARGEST = 0.1
 
 #: The chance that a table's columns look alike within groups that mean nothing, and the least that counts, from 0 to 1.
@@ -35,9 +35,9 @@ ERRORS = 3
 WHOLE = 0.5
 
 #: The most rows whose similar rows are sought, the most columns by which, and the most similar rows of each.
-MOST_SOUGHT = 300
-MOST_COMPARED = 8
-MOST_SIMILAR = 5
+MAX_SOUGHT = 300
+MAX_COMPARED = 8
+MAX_SIMILAR = 5
 
 #: The share of the rows that are the latest. A column with such a correlation with a date is one itself.
 LATEST = 0.2
@@ -59,9 +59,9 @@ def find_together(
     """
     train = next(iter(splits.values()))
     yield from find_undivided(rule, keys)
-    if len(train) >= FEWEST_ROWS and rule.by != "time":
+    if len(train) >= MIN_ROWS and rule.by != "time":
         yield from find_groups(splits, rows, {GROUPS, rule.column} if rule.by in ("group", "hash") else ())
-    if len(train) >= FEWEST_ROWS and rule.by in ("auto", "random", "stratum"):
+    if len(train) >= MIN_ROWS and rule.by in ("auto", "random", "stratum"):
         yield from find_time_drift(train)
 
 
@@ -129,7 +129,7 @@ def find_groups(
 def has_groups(codes: Array) -> bool:
     """Returns whether many values repeat, none of them too often."""
     counts = np.bincount(codes + 1)[1:]
-    return bool((counts > 1).sum() >= FEWEST_GROUPS and counts.max() <= LARGEST * len(codes))
+    return bool((counts > 1).sum() >= MIN_GROUPS and counts.max() <= LARGEST * len(codes))
 
 
 def are_discrete(values: Array) -> bool:
@@ -214,12 +214,12 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
         paired: rows that are not alone in their group.
         weights: of the columns of `values` by which rows are similar.
     """
-    chosen = np.argsort(-weights)[: min(MOST_COMPARED, np.count_nonzero(weights))]
+    chosen = np.argsort(-weights)[: min(MAX_COMPARED, np.count_nonzero(weights))]
     if not len(chosen):
         return 0.0
-    rows = np.random.default_rng(0).permutation(paired)[:MOST_SOUGHT]
+    rows = np.random.default_rng(0).permutation(paired)[:MAX_SOUGHT]
     is_own = codes[rows][:, None] == codes
-    similar = int(np.clip(np.median(is_own.sum(axis=1)) - 1, 1, MOST_SIMILAR))
+    similar = int(np.clip(np.median(is_own.sum(axis=1)) - 1, 1, MAX_SIMILAR))
     apart = np.random.default_rng(0).random(is_own.shape, np.float32) * 1e-3  # which of equal rows is chance
     for column in chosen:
         apart += weights[column] * compare_values(values[rows, column][:, None], values[:, column])
@@ -246,7 +246,7 @@ def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
         known = sample.select(dates != "")
         ranks = rank_numbers(known.find(name))
         is_late = ranks > 1 - LATEST
-        if len(np.unique(ranks)) < FEWEST_GROUPS or not is_late.any():
+        if len(np.unique(ranks)) < MIN_GROUPS or not is_late.any():
             continue
         differences = compare_sample(make_schema(known.select(~is_late)), known.select(is_late), looks=looks)
         drifting = {each.columns[0] for each in differences if each.rule == "drift"}
@@ -257,7 +257,7 @@ def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
     name = max(found, key=lambda each: len(found[each]), default="")
     if found.get(name):
         text = (
-            f"along {name}, there is a drift of {join_first(found[name], MOST_NAMED)}; a random split is too kind to "
+            f"along {name}, there is a drift of {join_first(found[name], MAX_NAMED)}; a random split is too kind to "
             f"later rows: dataset.split='{{by: time, column: {name}}}'"
         )
         because = "the latest fifth has a population stability index above 0.2, and above chance"

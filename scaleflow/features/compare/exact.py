@@ -32,7 +32,7 @@ ASYNCHRONOUS = {"parameter_server": "its workers update the weights independentl
 LENGTHS = ("training.epochs", "training.max_steps")
 
 #: The most differences of a category that a message names.
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def parse_despite(text: str) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def refuse_differences(
 
 
 def name_first(differences: Sequence[Difference]) -> str:
-    return join_first([*map(str, differences)], MOST_NAMED)
+    return join_first([*map(str, differences)], MAX_NAMED)
 
 
 def list_resolved_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

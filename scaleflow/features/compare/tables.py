@@ -16,11 +16,11 @@ from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
 #: A value is cut after so many letters, and a list in the terminal after so many rows.
-MOST_LETTERS = 120
-MOST_ROWS = 40
+MAX_LETTERS = 120
+MAX_ROWS = 40
 
 #: A diff in the terminal is cut after so many lines.
-MOST_LINES = 200
+MAX_LINES = 200
 
 #: Of the metrics of speed and memory, the terminal shows these.
 SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/peak_host_mb", "perf/peak_device_mb")
@@ -89,7 +89,7 @@ def to_values(comparison: Comparison) -> dict[str, Any]:
 
 
 def render(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yields the parts of the report. Tables have at most `MOST_ROWS` rows."""
+    """Yields the parts of the report. Tables have at most `MAX_ROWS` rows."""
     head = Table.grid(padding=(0, 2))
     head.add_row("first", Text(to_printable(comparison.first), overflow="fold"))
     head.add_row("second", Text(to_printable(comparison.second), overflow="fold"))
@@ -123,18 +123,18 @@ def make_section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]])
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(head):
         table.add_column(name, no_wrap=number == 0, overflow="ellipsis")
-    for row in rows[:MOST_ROWS]:
+    for row in rows[:MAX_ROWS]:
         table.add_row(*(Text(to_printable(cell), overflow="fold") for cell in row))
     yield table
-    if len(rows) > MOST_ROWS:
-        yield Text(f"and {len(rows) - MOST_ROWS} more; --json has all")
+    if len(rows) > MAX_ROWS:
+        yield Text(f"and {len(rows) - MAX_ROWS} more; --json has all")
 
 
 def color_diff(lines: Sequence[str]) -> Text:
-    """Returns a unified diff, cut after `MOST_LINES` lines, as what the colors say its first letters say, too."""
+    """Returns a unified diff, cut after `MAX_LINES` lines, as what the colors say its first letters say, too."""
     colors = {"+": "#3f9f50", "-": "#d05050", "@": "#3f9fb0"}  # readable on white and on black
-    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:MOST_LINES]]
-    more = [f"and {len(lines) - MOST_LINES} more lines\n"] if len(lines) > MOST_LINES else []
+    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:MAX_LINES]]
+    more = [f"and {len(lines) - MAX_LINES} more lines\n"] if len(lines) > MAX_LINES else []
     text = Text.assemble(*shown, *more)
     text.rstrip()
     return text
@@ -166,4 +166,4 @@ def render_metric(each: MetricDifference) -> list[str]:
 def shorten(value: str | None) -> str:
     """Returns a value for a table."""
     text = "-" if value is None else value
-    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 3]}..."
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."

@@ -24,7 +24,7 @@ RETRIES = 3
 SECONDS = 5.0
 
 #: The most metrics in a line.
-MOST_METRICS = 3
+MAX_METRICS = 3
 
 #: The statuses of errors that may pass.
 PASSING_ERRORS = (429, 500, 502, 503, 504)
@@ -77,7 +77,7 @@ def send(address: str, name: str, answer: Mapping[str, Any], event: str = "ended
 def describe_end(name: str, answer: Mapping[str, Any], event: str) -> str:
     """Returns the line about a run: its status, its error, and its metrics of the test or the validation."""
     status = "was restarted" if event == "restarted" else answer.get("status")
-    metrics = [f"{label} {value}" for label, value in list_metric_rows(answer.get("metrics") or {})[:MOST_METRICS]]
+    metrics = [f"{label} {value}" for label, value in list_metric_rows(answer.get("metrics") or {})[:MAX_METRICS]]
     parts = [answer.get("error"), *metrics, answer.get("run_id") and f"run {answer['run_id']}"]
     return f"{name} {status}: {'; '.join(filter(None, parts))}"
 

@@ -55,7 +55,7 @@ IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_c
 KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
 
 #: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
-MOST_COMPOSED = 12
+MAX_COMPOSED = 12
 
 #: Overrides that a pipeline sets.
 SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
@@ -201,7 +201,7 @@ def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
     first = {n: each[0] for n, each in values.items()}
     yield replace(first)
     others = [{**first, n: value} for n, each in values.items() for value in each[1:]]
-    yield from map(replace, others[: MOST_COMPOSED - 1])
+    yield from map(replace, others[: MAX_COMPOSED - 1])
 
 
 def list_settings(config: Mapping[str, Any]) -> dict[str, str]:

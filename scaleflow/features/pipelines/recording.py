@@ -83,7 +83,7 @@ STAGE_TAG = "scaleflow.stage"
 
 #: The most metrics of a stage that the table shows, the most characters of the table in the description, and the
 #: letters of ids and digests there.
-MOST_SHOWN = 3
+MAX_SHOWN = 3
 LONGEST_TABLE = 6000
 SHORT = 8
 
@@ -118,7 +118,7 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
         return own
     metrics: Mapping[str, Any] = outputs.get("metrics") or {}
     first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
-    chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MOST_SHOWN]
+    chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MAX_SHOWN]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
 
 

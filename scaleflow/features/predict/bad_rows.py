@@ -20,14 +20,14 @@ from scaleflow.launcher.command_exit import to_printable
 from scaleflow.serving.cells import describe_units
 
 #: The most rows of a chunk that are compared.
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 
 Array = np.ndarray[Any, Any]
 
 
 #: The most different values, and the most columns, that the last lines name.
-MOST_VALUES = 5
-MOST_COLUMNS = 20
+MAX_VALUES = 5
+MAX_COLUMNS = 20
 
 
 def print_note(text: str) -> None:
@@ -98,7 +98,7 @@ class RowReport:
         rows = len(next(iter(inputs.values()), ()))
         if not self._inputs or not rows:
             return
-        taken = slice(None, None, -(-rows // MOST_ROWS))
+        taken = slice(None, None, -(-rows // MAX_ROWS))
         with guard_extra("note: the comparison of these rows with those of the training", print_note):
             for name, values in inputs.items():
                 if name in self._inputs:
@@ -129,7 +129,7 @@ class RowReport:
         if has_rare:
             self._has_rare.add(column)
         for entry in texts.filter(compute.invert(is_known)).value_counts().to_pylist():
-            if entry["values"] in shown or len(shown) < MOST_VALUES:
+            if entry["values"] in shown or len(shown) < MAX_VALUES:
                 shown[entry["values"]] += entry["counts"]
             else:
                 self._others[column] += entry["counts"]
@@ -190,7 +190,7 @@ class RowReport:
 def list_columns(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
     """Yields a line for each text, the first with the label."""
     for n, text in enumerate(texts):
-        if n == MOST_COLUMNS:
+        if n == MAX_COLUMNS:
             yield "", "and further columns"
             return
         yield "" if n else label, to_printable(text.replace("\n", "\\n"))

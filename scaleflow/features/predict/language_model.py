@@ -17,7 +17,7 @@ from scaleflow.runs.run import Run
 SOURCE = "scaleflow.dataset.tokens.Tokens"
 
 #: The most unknown words that a message names.
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,9 +83,9 @@ class LanguageModel:
         from scaleflow.dataset.reading.tokenizer import find_unknown
 
         if unknown := find_unknown(self._tokenizer, prompt):
-            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+            more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
             raise ConfigError(
-                f"the run does not know {', '.join(map(repr, unknown[:MOST_NAMED]))}{more}: its vocabulary is that of "
+                f"the run does not know {', '.join(map(repr, unknown[:MAX_NAMED]))}{more}: its vocabulary is that of "
                 "its training data; use other words"
             )
         tokens = self._tokenizer.encode(prompt.encode()).tolist() if prompt else []

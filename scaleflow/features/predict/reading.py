@@ -145,7 +145,7 @@ def to_words(value: Any) -> tuple[str, ...] | None:
 
 
 #: The most columns that a message names.
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 def name_columns(names: Sequence[str], missing: str, others: Collection[str] = ()) -> str:
@@ -244,7 +244,7 @@ def is_list(type_: Any) -> bool:
 
 
 def format_columns(names: Sequence[str]) -> str:
-    return join_first(names, MOST_NAMED)
+    return join_first(names, MAX_NAMED)
 
 
 def drop_unfit_names(outputs: Outputs) -> Outputs:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scaleflow.features.predict.chunks import RowModel
 
 #: The most values of a layer that get a column each; more are a list.
-MOST_COLUMNS = 1000
+MAX_COLUMNS = 1000
 
 
 def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explainer:
@@ -40,7 +40,7 @@ class ExtendedColumns(PredictionColumns):
         for key, empty in self.more.items():
             name = key.removeprefix(LAYER)
             each = values.get(key, empty)
-            is_wide = max(empty.shape) > MOST_COLUMNS
+            is_wide = max(empty.shape) > MAX_COLUMNS
             added = {name: to_column(each)} if is_wide else spread(name, each, None)
             if twice := found.keys() & added.keys():
                 raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")

@@ -77,7 +77,7 @@ Array = np.ndarray[Any, Any]
 PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
 
 #: The fewest examples on which models are compared.
-FEWEST_EXAMPLES = 30
+MIN_EXAMPLES = 30
 
 #: The split on which models are compared.
 SPLIT = "test"
@@ -439,10 +439,10 @@ def compare_models(
     is_used = ~is_seen[pair.examples]
     count = int(is_used.sum())
     left_out = int((~is_used).sum())
-    if count < FEWEST_EXAMPLES:
+    if count < MIN_EXAMPLES:
         why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others" if left_out else ""
         raise ConfigError(
-            f"the champion and the candidate can be compared on {count:,} examples{why}; at least {FEWEST_EXAMPLES} "
+            f"the champion and the candidate can be compared on {count:,} examples{why}; at least {MIN_EXAMPLES} "
             f"are needed: use {'other data' if on else 'a larger test split'}"
         )
     return replace(pair.select(is_used).compare(options.confidence), left_out=left_out, on=on)

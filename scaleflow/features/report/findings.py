@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
-from scaleflow.evaluation.resampling import FEWEST_UNITS, Units
+from scaleflow.evaluation.resampling import MIN_UNITS, Units
 from scaleflow.interfaces import is_smaller_better, name_metric
 from scaleflow.interfaces.figure import Figure, describe_figure
 from scaleflow.interfaces.formatting import format_number, join_first
@@ -143,8 +143,8 @@ def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
 
 def judge_units(units: Units | None) -> Iterator[Finding]:
     """Judges whether there are enough units for the intervals."""
-    if units is not None and units.effective < FEWEST_UNITS:
-        yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {FEWEST_UNITS}")
+    if units is not None and units.effective < MIN_UNITS:
+        yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {MIN_UNITS}")
 
 
 def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Finding]:

@@ -105,10 +105,10 @@ def shape_shares(words: list[str], shares: Array) -> Any:
 def occlude(value: Any, is_picture: bool) -> tuple[list[str], list[Any]]:
     """Returns the first words of a text, none of a picture; and the value, and copies of it that each lack a part."""
     from scaleflow.serving.cells import decode_text
-    from scaleflow.serving.reasons import GRID, MOST_WORDS, cover_part, drop_word
+    from scaleflow.serving.reasons import GRID, MAX_WORDS, cover_part, drop_word
 
     if is_picture:
         return [], [value, *(cover_part(value, place) for place in range(GRID**2))]
     text = decode_text(value)
-    words = text.split()[:MOST_WORDS]
+    words = text.split()[:MAX_WORDS]
     return words, [text, *(drop_word(text, n) for n in range(len(words)))]

@@ -41,7 +41,7 @@ WIDTHS_BY_SIZE = ([64] * 3, [128] * 3, [256] * 3)
 BATCHES_BY_SIZE = (64, 128, 256, 512)
 
 #: The number of trials that no search reaches within its time.
-MOST_TRIALS = 10_000
+MAX_TRIALS = 10_000
 
 
 @make_main
@@ -91,8 +91,8 @@ def search(
     """Runs the jobs of a search. Raises ConfigError if it cannot begin."""
     if not 0 < minutes < 1e6:
         raise ConfigError(f"--minutes {minutes:g}: expected a number above 0")
-    if trials is not None and not 0 < trials <= MOST_TRIALS:
-        raise ConfigError(f"--trials {trials}: expected a number from 1 to {MOST_TRIALS:,}")
+    if trials is not None and not 0 < trials <= MAX_TRIALS:
+        raise ConfigError(f"--trials {trials}: expected a number from 1 to {MAX_TRIALS:,}")
     words = CommandWords(overrides, config_dirs, is_sweep=True)
     for key, instead in (("hydra/sweeper", "scaleflow -m"), ("hydra.sweep.dir", "--folder")):
         if key in words.keys:
@@ -106,7 +106,7 @@ def search(
     try:
         return run_sweep(
             *("hydra/sweeper=optuna5", "hydra.sweeper.pruner=median"),
-            f"hydra.sweeper.n_trials={trials or MOST_TRIALS}",
+            f"hydra.sweeper.n_trials={trials or MAX_TRIALS}",
             *(f"sweep.max_seconds={minutes * 60:g}", *space, *overrides),
             config_dir=config_dirs,
             folder=folder or Path("multirun", f"tune-{digest}"),

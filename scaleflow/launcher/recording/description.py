@@ -22,8 +22,8 @@ LONGEST = 8000
 LONGEST_PART = 2000
 
 #: The most metrics in the table of results, and in the first line.
-MOST_METRICS = 20
-MOST_NAMED = 3
+MAX_METRICS = 20
+MAX_NAMED = 3
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
@@ -115,7 +115,7 @@ def describe_status(state: RunState) -> str:
     if state.status == "FINISHED" and state.result is not None:
         return f"**FINISHED.** {state.result.describe()}"
     if state.status == "FINISHED":
-        first = list(state.results.items())[:MOST_NAMED]
+        first = list(state.results.items())[:MAX_NAMED]
         results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)
         return f"**FINISHED** after {state.step} steps{results and ': '}{results}."
     reason = format_code_block("text", cut_text(state.error, "the tag scaleflow.error"))
@@ -146,8 +146,8 @@ def format_results(state: RunState) -> str:
     note = BASELINE_NOTE if "baseline" in known else ""
     if not compared.keys().isdisjoint(known):
         note += f" {describe_compared(compared, state)}"
-    more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
-    return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
+    more = f"and {len(values) - MAX_METRICS} more metrics" if len(values) > MAX_METRICS else ""
+    return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MAX_METRICS + 1])), more, note]))
 
 
 def describe_compared(compared: Mapping[str, str], state: RunState) -> str:

@@ -27,13 +27,13 @@ INPUT_BYTES = 16 << 20
 PATCH_BYTES = 384 << 10
 
 #: The most files in the patch, since they stand in a command line.
-MOST_PATCHED = 500
+MAX_PATCHED = 500
 
 #: The most files of which it is said why they are left out.
-MOST_LEFT_OUT = 200
+MAX_LEFT_OUT = 200
 
 #: The most new files that are looked at.
-MOST_NEW = 100_000
+MAX_NEW = 100_000
 
 #: Options that make the output the same under every configuration, and start no other program.
 OPTIONS = (
@@ -144,7 +144,7 @@ def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
                 continue
             folders[:] = [name for name in folders if name not in NO_DATA]
             found += (os.path.relpath(os.path.join(base, name), root) for name in names)  # noqa: PTH118
-            if len(found) > MOST_NEW:
+            if len(found) > MAX_NEW:
                 break
     if found:
         try:
@@ -169,13 +169,13 @@ def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
         left_out[path] = "it looks like a secret"
         del sizes[path]
     for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-        if size > FILE_BYTES or total + size > INPUT_BYTES or len(chosen) == MOST_PATCHED:
+        if size > FILE_BYTES or total + size > INPUT_BYTES or len(chosen) == MAX_PATCHED:
             left_out[path] = "too large" if size > FILE_BYTES else "the changes are too large"
         else:
             chosen.append(path)
             total += size
-    if more := list(left_out)[MOST_LEFT_OUT:]:
-        left_out = dict(itertools.islice(left_out.items(), MOST_LEFT_OUT))
+    if more := list(left_out)[MAX_LEFT_OUT:]:
+        left_out = dict(itertools.islice(left_out.items(), MAX_LEFT_OUT))
         left_out[f"{len(more):,} more files"] = "the changes are too large"
     return chosen, left_out
 

@@ -12,7 +12,7 @@ import pytest
 
 from scaleflow.interfaces import Outputs
 from scaleflow.serving.reasons import (
-    MOST_WORDS,
+    MAX_WORDS,
     Explainer,
     choose_measure,
     count_predictions,
@@ -149,7 +149,7 @@ def test_words_count_as_what_the_prediction_loses_without_them() -> None:
     rows = {"": np.array(["good  and\nbad", "", "größe", " ".join(["good"] * 50)], object)}
     found = [json.loads(cell) for cell in explainer.explain(compute, rows, compute(rows))["reasons"]]
     assert found[:3] == [[["good", 2.0], ["and", 0.0], ["bad", -3.0]], [], [["größe", 0.5]]]
-    assert found[3] == [["good", 2.0]] * MOST_WORDS
+    assert found[3] == [["good", 2.0]] * MAX_WORDS
     without = [drop_word(" good  and\nbad ", place) for place in range(4)]  # lines and spaces stay as they are
     assert without == [" and\nbad ", " good  bad ", " good  and", " good  and\nbad "]
     assert len(explainer.make_empty()["reasons"]) == 0
