@@ -457,5 +457,5 @@ def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: An
     return layer(x)
 
 
-build.choose_sizes = choose_sizes
+build.choose_sizes = choose_sizes  # type: ignore[attr-defined]
 build.count_folds = count_folds  # type: ignore[attr-defined]
