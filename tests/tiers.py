@@ -16,6 +16,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     ],
     "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored"],
     "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
+    "dataset/test_varying.py::test_random_changes_are_new_in_each_epoch": ["map"],
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
     "hydra_plugins/test_optuna5.py::test_the_search_and_the_report_agree_on_what_is_better": ["words1-1"],
     "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],

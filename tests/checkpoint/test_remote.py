@@ -187,6 +187,7 @@ def load_damaged(environment: Mapping[str, str], folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_damaged_one_or_one_uploaded_in_part_is_passed_over(
     isolated: Callable[..., Any], tmp_path: Path, object_store: Store
 ) -> None:
@@ -248,6 +249,7 @@ def lose_the_store(environment: Mapping[str, str], folder: Path) -> dict[str, An
     return found
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_does_not_end_the_run_and_gets_the_rest_later(
     isolated: Callable[..., Any], tmp_path: Path, object_store: Store
 ) -> None:

@@ -132,6 +132,7 @@ def test_it_ends_with_the_same_bits_and_the_same_points(
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_run_that_was_stopped_after_its_last_step_takes_no_further_one(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
 ) -> None:
@@ -205,6 +206,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 def test_other_data_or_another_model_is_refused(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -270,6 +272,7 @@ def courses_with_another_monitor(first: Plan, second: Plan, folder: str) -> list
     return [*courses, note, best.step]
 
 
+@pytest.mark.slow
 def test_the_best_value_of_another_monitor_is_forgotten(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -286,6 +289,7 @@ def test_the_best_value_of_another_monitor_is_forgotten(
     assert (note, step) == (None, 8)
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scaleflow.interfaces import EarlierState, LearnedState, Outputs
 from tests.dataset.files import options
 
@@ -119,6 +121,7 @@ def refuse_again(folder: Path) -> list[str]:
     return refusals
 
 
+@pytest.mark.slow
 def test_columns_and_classes_that_the_record_does_not_have(isolated: Callable[..., Any], tmp_path: Path) -> None:
     column, unknown, nothing, several, is_input, is_scaled = isolated(refuse_again, tmp_path)
     assert "next.csv: has no column town, which the earlier run read; the columns are age, born, bought" in column
@@ -150,6 +153,7 @@ def read_folders(base: Path) -> list[Any]:
     return [first.preprocessing[""].learned, wider.outputs.names, wider.preprocessing[""].learned, labels]
 
 
+@pytest.mark.slow
 def test_class_folders_keep_their_order(isolated: Callable[..., Any], tmp_path: Path) -> None:
     known, classes, learned, labels = isolated(read_folders, tmp_path)
     assert classes == ("b", "c", "a")

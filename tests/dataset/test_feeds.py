@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scaleflow.interfaces import Batching, Stream
 from tests.dataset.reading import as_stream, numbered, reader, spread_over
@@ -107,6 +108,7 @@ def padding(replicas: int) -> tuple[list[list[int]], list[list[int]], list[int]]
     return read(EXAMPLES, 4), read(5, 0), list(first)
 
 
+@pytest.mark.slow
 def test_padding_is_not_one_example_again_and_again(isolated: Callable[..., Any]) -> None:
     one = isolated(padding, 1)
     (arrays, records, stream), few, first = one

@@ -217,6 +217,7 @@ def read_deep(base: Path) -> list[Any]:
     return [prepared(make, cache="memory"), prepared(make, on_bad_example="skip", cache="memory")]
 
 
+@pytest.mark.slow
 def test_a_png_of_16_bits_is_refused_and_files_that_are_not_read_are_counted(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:

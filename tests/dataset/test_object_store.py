@@ -155,6 +155,7 @@ def read_denied(environment: Mapping[str, str]) -> list[str]:
     return refused([lambda: make("s3://tables/csv")])
 
 
+@pytest.mark.slow
 def test_no_credentials_and_no_answer_are_refused(
     isolated: Callable[..., Any], tmp_path: Path, object_store: dict[str, str]
 ) -> None:

@@ -241,6 +241,7 @@ def misfits() -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_value_that_the_dtype_does_not_have_never_wraps(isolated: Callable[..., Any]) -> None:
     words = {
         "input": "its input['n'] has a value that int32 does not have: 3000000000",

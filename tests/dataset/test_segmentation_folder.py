@@ -97,6 +97,7 @@ def bad(base: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_pair_that_does_not_fit_is_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     from PIL import Image
 

@@ -87,6 +87,7 @@ def test_short_epochs_continue_where_the_last_one_ended(isolated: Callable[..., 
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_resumed_run_of_short_epochs_ends_as_a_whole_one(
     isolated: Callable[..., Any], plan: Callable[..., Any], more: tuple[str, ...]
 ) -> None:

@@ -102,6 +102,7 @@ def test_random_changes_are_new_in_each_epoch(isolated: Callable[..., Any], kind
     assert found["digest"] == again["digest"]  # a resumed run accepts its data
 
 
+@pytest.mark.slow
 def test_random_changes_are_new_on_two_replicas_and_with_a_held_out_part(isolated: Callable[..., Any]) -> None:
     first, second, _ = isolated(read_epochs, "seeded", 0.25, 2)["epochs"]
     assert np.floor(first).tolist() == np.floor(second).tolist()
@@ -109,6 +110,7 @@ def test_random_changes_are_new_on_two_replicas_and_with_a_held_out_part(isolate
     assert len(first) == 30
 
 
+@pytest.mark.slow
 def test_a_shuffled_dataset_has_one_order_and_keeps_its_held_out_part(isolated: Callable[..., Any]) -> None:
     found, again = isolated(read_epochs, "shuffled", 0.25), isolated(read_epochs, "shuffled", 0.25)
     assert found == again
@@ -119,6 +121,7 @@ def test_a_shuffled_dataset_has_one_order_and_keeps_its_held_out_part(isolated: 
     assert "refused" not in isolated(read_epochs, "shuffled and seeded", None)
 
 
+@pytest.mark.slow
 def test_data_that_do_not_differ_are_cached(isolated: Callable[..., Any]) -> None:
     found = isolated(read_epochs, "plain", None)
     assert found["epochs"][0] == found["epochs"][1]

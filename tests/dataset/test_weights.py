@@ -131,6 +131,7 @@ def refuse_bad(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
     return bad, zero, refused(wrong)
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_used_are_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
     bad, zero, wrong = isolated(refuse_bad, tmp_path)
     for name, (refusal, left) in bad.items():

@@ -54,6 +54,7 @@ def test_several_classes_get_the_temperature_with_the_least_log_loss() -> None:
     assert found[1] == 0.0
 
 
+@pytest.mark.slow
 def test_probabilities_that_are_right_mostly_stay_as_they_are() -> None:
     kept = sum(fit_calibration(*draw_binary(300, seed)) is None for seed in range(40))
     assert kept >= 20  # two parameters fitted to noise seldom help new rows

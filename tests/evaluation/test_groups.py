@@ -43,6 +43,7 @@ def make_visits(is_right: Array, column: str = GROUP, keys: Array | None = None)
     return replace(made, table=table, digest="d", divided_by="customer")
 
 
+@pytest.mark.slow
 def test_whole_groups_add_up() -> None:
     """The squares of the sums of groups are the variance: that of the bootstrap of groups, with few of them wider."""
     random = np.random.default_rng(5)
@@ -135,6 +136,7 @@ def count_hits(
     return hits
 
 
+@pytest.mark.slow
 def test_the_interval_of_60_customers_with_20_visits_holds_the_accuracy_on_new_ones() -> None:
     """The answer is the same for all visits of a customer; 12 of the customers are the test."""
     hits = {"groups": 0, "rows": 0}

@@ -137,6 +137,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return search
 
 
+@pytest.mark.slow
 def test_a_search_that_ended_before_its_first_job_begins_anew(
     tmp_path: Path, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice(tmp_path: Pa
     assert [trial.value for trial in study(tmp_path / "s").trials] == [0.05] * 4
 
 
+@pytest.mark.slow
 def test_quoted_values_reach_the_jobs_and_impossible_combinations_are_trials_that_fail(
     tmp_path: Path, ours: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +228,7 @@ def test_the_search_and_the_report_agree_on_what_is_better(
     assert [row["seed"] for row in rows] == [str(best), str(3 - best)]
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_with_what_was_left(tmp_path: Path, ours: Any) -> None:
     words = ("seed=choice(1,2,3,4)", "training.epochs=range(1,9,4)")
     assert ours(FakeLaunch(), *words, "hydra.sweeper.n_trials=2") == 0
@@ -240,6 +243,7 @@ def test_a_search_goes_on_with_what_was_left(tmp_path: Path, ours: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("sqlite:///", marks=pytest.mark.slow), "journal:"])
+@pytest.mark.slow
 def test_commands_that_share_a_study_leave_each_other_their_trials(
     tmp_path: Path, ours: Any, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +305,7 @@ def test_a_search_that_is_stopped_goes_on_with_the_stopped_trial(tmp_path: Path,
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
 
 
+@pytest.mark.slow
 def test_a_storage_that_does_not_fit_is_refused(ours: Any, capsys: pytest.CaptureFixture[str]) -> None:
     search = ("seed=1,2", "hydra.sweeper.n_trials=1")
     assert ours(FakeLaunch(), *search) == 0

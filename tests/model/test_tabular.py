@@ -275,6 +275,7 @@ def check_chance(values: dict[str, float], kind: str, count: int) -> None:
     assert values["val/loss"] > -np.log(share) * 0.97
 
 
+@pytest.mark.slow
 def test_a_coin_cannot_be_validated(tmp_path: Path) -> None:
     write_coins(tmp_path, 600)
     words = ("training.epochs=25", "evaluation=none", "hydra.run.dir=run", "optimizer.schedule=constant")

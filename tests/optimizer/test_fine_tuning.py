@@ -67,6 +67,7 @@ def take_one_step(plans: list[Any]) -> list[list[np.ndarray[Any, Any]]]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_rate_factors_are_those_of_runs_with_these_rates(
     isolated: Callable[..., Any], plan: Callable[..., Any], optimizer: str
 ) -> None:

@@ -189,6 +189,7 @@ def decay_only(plans: list[Any]) -> list[list[float]]:
     return shrunk
 
 
+@pytest.mark.slow
 def test_biases_norms_and_named_layers_are_left_out_of_weight_decay(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
@@ -244,6 +245,7 @@ def clip_in_keras(plans: list[Any]) -> list[list[Any]]:
     return [[np.asarray(v) for v in mine.trainable_variables], *(follow(plan, 1).weights for plan in plans)]
 
 
+@pytest.mark.slow
 def test_elements_of_gradients_are_clipped_alike_on_each_strategy(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:

@@ -111,6 +111,7 @@ def test_run_holds_what_a_callback_logs(command: Command) -> None:
     assert not {"val/word", "stray"} & set(values)
 
 
+@pytest.mark.slow
 def test_a_callback_that_uses_mlflows_fluent_api_is_told_what_to_use(command: Command) -> None:
     (command.folder / "mine.py").write_text(MINE)
     words = ("training.callbacks=[{_target_: mine.Log, uses_mlflow: true}]", "training.max_steps=3", "tracking=none")

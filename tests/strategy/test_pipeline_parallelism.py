@@ -94,6 +94,7 @@ REPLICATED = ("strategy=pipeline", "strategy.replicas=2", "strategy.micro_batche
         pytest.param(("hardware.remat=true", "+dataset.streams=true", "dataset.cache=none"), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_replicas_of_stages_give_the_losses_and_metrics_of_one_device(
     isolated: Isolated, plan: Make, way: tuple[str, ...]
 ) -> None:

@@ -200,6 +200,7 @@ GRADIENTS = ("masked", "several_tensors", "shared", "skipped", "noisy", "recurre
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+@pytest.mark.slow
 def test_gradients_are_those_of_a_plain_tape(isolated: Isolated, is_compiled: bool) -> None:
     for name, found in zip(GRADIENTS, isolated(differences, GRADIENTS, is_compiled), strict=True):
         assert found < 1e-6, name

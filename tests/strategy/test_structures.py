@@ -132,6 +132,7 @@ def on_one_device(isolated: Isolated, plan: Make, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(
     "case", ["everything", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "everything")]
 )
+@pytest.mark.slow
 def test_replicas_and_stages_give_the_losses_and_metrics_of_one_device(
     isolated: Isolated, plan: Make, on_one_device: Callable[..., Values], case: str
 ) -> None:

@@ -150,6 +150,7 @@ def host_batches(replicas: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_the_batches_put_together_on_the_host_are_the_same(isolated: Callable[..., Any], replicas: int) -> None:
     in_replica, on_host = isolated(host_batches, replicas)
     assert on_host == in_replica

@@ -85,6 +85,7 @@ def test_changed_code_is_refused_and_run_again_on_demand(send: Send, capsys: pyt
     assert send("sweep.on_change=rerun", seeds="1") == (0, ["0-1"])
 
 
+@pytest.mark.slow
 def test_a_job_that_was_resumed_alone_with_another_length_is_not_ranked_as_before(
     send: Send, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_job_that_was_resumed_alone_with_another_length_is_not_ranked_as_befor
     assert send("training.epochs=1", "sweep.on_change=rerun") == (0, ["0-0"])
 
 
+@pytest.mark.slow
 def test_results_from_before_a_change_of_data_are_kept_with_a_note(
     send: Send, capsys: pytest.CaptureFixture[str]
 ) -> None:

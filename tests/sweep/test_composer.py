@@ -139,6 +139,7 @@ def test_a_job_that_hydra_refuses_is_refused_as_a_single_run_is(
     assert composer.read_request(["seed=1"], 0).config == compose_with_hydra(sweep, ["seed=1"], 0)["config"]
 
 
+@pytest.mark.slow
 def test_hydra_composes_once_for_each_combination_of_options(composer: JobComposer, loader: CountingLoader) -> None:
     jobs = [(f"optimizer={name}", f"seed={seed}") for name in ("adam", "sgd") for seed in range(20)]
     requests = [composer.read_request(words, number) for number, words in enumerate(jobs)]
@@ -179,6 +180,7 @@ def test_a_debug_section_that_is_no_mapping_is_left_to_the_check() -> None:
     assert not JobRequest((), (), 0, {"debug": 5}, {}).is_inline
 
 
+@pytest.mark.slow
 def test_a_value_that_follows_from_another_key_is_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_job_of_another_strategy_joins_the_sweep_with_the_same_loss(command: C
     assert float(one["test/loss"]) == pytest.approx(float(two["test/loss"]), abs=1e-5)  # the same batches
 
 
+@pytest.mark.slow
 def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated: Callable[..., Any]) -> None:
     """The last line, the snippet of docs/sweeps.md and the descriptions in MLflow."""
     command, output = finished

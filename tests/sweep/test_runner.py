@@ -261,6 +261,7 @@ def test_another_dimension_adds_jobs(folder: Path, monkeypatch: pytest.MonkeyPat
     assert [plan.choices["optimizer"] for plan in again.plans] == ["sgd", "sgd"]
 
 
+@pytest.mark.slow
 def test_another_base_is_refused_with_what_differs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,6 +450,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
 
+@pytest.mark.slow
 def test_repeats_alternate_and_the_report_has_their_medians(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

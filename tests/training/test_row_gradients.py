@@ -133,6 +133,7 @@ REASONS = {
 }
 
 
+@pytest.mark.slow
 def test_a_large_table_of_which_a_step_updates_all_rows_is_named(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:

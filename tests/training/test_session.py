@@ -121,6 +121,7 @@ def validate_often(plans: list[Any]) -> list[tuple[list[Event], Any]]:
     return [fitted(each) for each in plans]
 
 
+@pytest.mark.slow
 def test_validation_may_come_more_or_less_often_than_epochs_end(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
@@ -178,6 +179,7 @@ def resume_at_each(plan: Any) -> list[bool]:
     return [stop_and_resume(plan, calls) for calls in (4, 6)]
 
 
+@pytest.mark.slow
 def test_validation_within_epochs_resumes_bit_for_bit(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     words = (*EACH, "training.validate_every=4", "training.early_stopping={metric: val/loss, patience: 2}")
     schedule = ("optimizer.schedule=one_cycle", "optimizer.no_decay=[bias]", "optimizer=adamw")

@@ -246,6 +246,7 @@ def why(plan: Any) -> str:
     return "trained"
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_is_named(isolated: Callable[..., Any], plan: Any) -> None:
     words = (*BASE, "strategy=one_device", "hardware.xla=true")
     failed, trained = isolated(

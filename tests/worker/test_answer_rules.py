@@ -16,8 +16,8 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Outputs, Plan
-from tests.training.fake_engine import ignore, make_session, run_apart
 from tests.features.balance.test_balance import LINEAR, write_rare
+from tests.training.fake_engine import ignore, make_session, run_apart
 
 
 def answer(plan: Plan, x: Any, folder: Path) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def check_same(told: Any) -> None:
 
 
 @pytest.mark.parametrize("is_broad", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_table_is_read_as_the_run_read_its_own(isolated: Callable[..., Any], tmp_path: Path, is_broad: bool) -> None:
     told = isolated(runs_of_a_table, str(tmp_path), is_broad, timeout=280)
     check_same(told["own"])

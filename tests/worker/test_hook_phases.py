@@ -108,6 +108,7 @@ def test_a_hook_sees_all_phases_and_each_epoch(isolated: Callable[..., Any], tmp
     assert note.startswith("the feature a_reader: missing, and the rest goes on (ValueError: page torn")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_its_hooks_the_epochs_that_it_adds(isolated: Callable[..., Any], tmp_path: Path) -> None:
     codes, calls = isolated(
         train_with_hooks,

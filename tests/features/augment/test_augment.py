@@ -450,6 +450,7 @@ def test_cutmix_mixes_targets_by_area_and_word_dropout_leaves_padding(isolated: 
     assert not np.array_equal(texts[order], later[again])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sees_the_same_augmented_examples(
     isolated: Callable[..., Any], plan: Callable[..., Plan]
 ) -> None:

@@ -99,6 +99,7 @@ def test_an_epoch_has_its_number_of_each_class_in_an_order_of_seed_and_epoch(iso
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_resumed_run_draws_the_same_examples(
     isolated: Callable[..., Any], plan: Callable[..., Plan], words: tuple[str, ...]
 ) -> None:
@@ -149,6 +150,7 @@ LINEAR = (
 )
 
 
+@pytest.mark.slow
 def test_corrected_probabilities_are_those_of_a_logistic_regression_on_all_examples(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def list_children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, hours, events = BaselineFiles(tmp_path), iter(range(0, 10**9, 3600)), list[Event]()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
@@ -166,6 +167,7 @@ def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, m
     assert not files.rows.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_has_to_stop_ends_the_process_and_keeps_the_rows_for_a_resumed_run(tmp_path: Path) -> None:
     files, events, others = BaselineFiles(tmp_path), list[Event](), list_children()
     draw(0).save(files.rows)

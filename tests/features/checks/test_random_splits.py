@@ -56,6 +56,7 @@ def find_drift(known: SplitSample, now: SplitSample) -> list[str]:
 
 
 @pytest.mark.parametrize("rows", [60, 300, 1500])
+@pytest.mark.slow
 def test_data_is_not_said_to_differ_from_itself(rows: int) -> None:
     for seed in range(SEEDS):
         whole = make_hard_table(seed, rows)

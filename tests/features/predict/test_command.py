@@ -193,6 +193,7 @@ def read_elsewhere(folder: Path, run: str, layer: str) -> Any:
     return values, np.asarray(scale(last(values)))[:, 0]
 
 
+@pytest.mark.slow
 def test_a_layer_of_the_model_is_written(trained: Trained, isolated: Callable[..., Any]) -> None:
     trained.predict(trained.prices, "new.parquet", "layer.parquet", "--layer", "dense", "--keep", "id")
     found = trained.read("layer.parquet")
@@ -298,6 +299,7 @@ def test_numbers_are_in_the_unit_of_the_target(trained: Trained, isolated: Calla
         np.testing.assert_allclose(found["prediction"], values[:, 0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, isolated: Callable[..., Any]) -> None:
     pixels = np.random.default_rng(0).uniform(0, 16, (9, 64)).round().astype(np.float32)
     names = [f"p{n}" for n in range(64)]
@@ -325,6 +327,7 @@ def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, iso
     assert None not in (filled["prediction"][1], filled["probability_3"][1])
 
 
+@pytest.mark.slow
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
     rows, size = 3000, 50
     parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=700)

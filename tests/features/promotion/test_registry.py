@@ -174,6 +174,7 @@ def kill_at_each_step(folder: Path, empty: Path) -> list[tuple[int, Any, Any]]:
     raise AssertionError("it never finished")
 
 
+@pytest.mark.slow
 def test_a_promotion_that_is_killed_leaves_a_whole_champion(
     isolated: Callable[..., Any], tmp_path: Path, empty_store: Path
 ) -> None:

@@ -357,6 +357,7 @@ def test_the_store_has_the_report_and_the_intervals(trained: tuple[Path, str]) -
     assert "test/loss_low" not in values, "the loss is that of scaled targets"
 
 
+@pytest.mark.slow
 def test_evaluate_makes_a_report_of_its_own(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     command = Command(folder)

@@ -125,6 +125,7 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     assert ends == ["KILLED"]
 
 
+@pytest.mark.slow
 def test_a_command_that_is_stopped_and_continued_at_once_goes_on(warm: Warm) -> None:
     warm.serve()
     with warm.start(*LONG) as process:
@@ -164,6 +165,7 @@ def test_a_command_that_is_killed_after_the_server_ends_its_client(warm: Warm) -
     wait_for(lambda: not find_processes_of(warm.folder))
 
 
+@pytest.mark.slow
 def test_runs_from_python_are_forked_too(warm: Warm) -> None:
     warm.serve()
     words = (*RUN, "tracking=none", "checkpoint=none")
@@ -275,6 +277,7 @@ def test_several_commands_at_once(warm: Warm) -> None:
     assert warm.served() == 8
 
 
+@pytest.mark.slow
 def test_a_server_of_its_own_is_started_and_kept(warm: Warm) -> None:
     """The whole way, with the imports: two commands at once start one server."""
     assert warm("--version", **{WARM_ENV: "1"}).stdout == "scaleflow 0.1.0\n"  # it waits for no server, and starts none
