@@ -40,7 +40,7 @@ from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
-from scaleflow.runs.reuse import reuse_to_resume
+from scaleflow.runs.resume import make_resumed_config
 from scaleflow.runs.run import Run
 from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
@@ -192,7 +192,7 @@ def prepare_resume(typed: ComposedConfig, named: str, started: float) -> Prepare
             f"resume={named}: this run {untrained.work} and trained no model; repeat its command, "
             f"{name_command(untrained.command)} {state.params[untrained.param]}"
         )
-    resumed = reuse_to_resume(typed, state, files)
+    resumed = make_resumed_config(typed, state, files)
     composed = resumed.composed
     is_finished = state.last_status == "FINISHED" and not resumed.is_longer
     had_checkpoints = state.checkpoint is not None and composed.config["checkpoint"].get("folder") is None

@@ -29,8 +29,8 @@ from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.provenance.record import Provenance, read_states
+from scaleflow.runs.resume import apply_length
 from scaleflow.runs.reuse import (
-    apply_length,
     find_config_dirs,
     load_config,
     load_interpolations,

@@ -13,7 +13,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.launcher.objects import list_size_notes
 from scaleflow.runs import RunFolder, folder
 from scaleflow.runs.objects import list_object_keys
-from scaleflow.runs.reuse import load_saved_config, reuse_config
+from scaleflow.runs.resume import load_saved_config
+from scaleflow.runs.reuse import reuse_config
 from scaleflow.runs.run import Run
 
 DATA, MODEL = "data-0123456789abcdef.npz", "model-0123456789abcdef.keras"

@@ -22,15 +22,8 @@ from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.identity import is_computed_by, is_ignored
-from scaleflow.runs.reuse import (
-    LENGTH_KEYS,
-    RESUME_KEYS,
-    is_changeable,
-    list_changeable,
-    load_config,
-    load_interpolations,
-    reuse_config,
-)
+from scaleflow.runs.resume import LENGTH_KEYS, RESUME_KEYS, is_changeable, list_changeable
+from scaleflow.runs.reuse import load_config, load_interpolations, reuse_config
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import make_length_tags
 

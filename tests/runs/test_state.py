@@ -62,7 +62,7 @@ def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
 
 
 def test_a_length_that_an_earlier_command_has_trained_is_not_longer() -> None:
-    from scaleflow.runs.reuse import is_longer
+    from scaleflow.runs.resume import is_longer
 
     began = replace(READY, epochs=3, steps=57)
     longer = (began, RunEnded("FINISHED"), RunReady("a-run", epochs=5, steps=95, resumed=57))

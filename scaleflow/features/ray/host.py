@@ -26,7 +26,7 @@ from scaleflow.launcher.processes.worker_process import THREADS_ENV, EndReason, 
 from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.launcher.recording.system_metrics import Values, record_system_metrics
 from scaleflow.runs import RunSpec, RunState
-from scaleflow.runs.reuse import keep_batching
+from scaleflow.runs.resume import keep_batching
 
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.
 CONCURRENT_CALLS = 4
