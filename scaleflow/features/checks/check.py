@@ -48,11 +48,11 @@ from scaleflow.runs.learned_state import find_learned_state
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 
-#: The levels of findings, the least first; those from the second one on make the exit code 1.
+#: Levels of findings, from mild to serious. By default, findings from LEVEL on make the exit code 1.
 LEVELS = ("hint", "drift", "fault")
 LEVEL = "drift"
 
-#: The report in the current folder, and the most examples of a split, if the user does not say it.
+#: The default report, in the current folder, and the default maximum of examples per split.
 REPORT = "data_report.html"
 EXAMPLES = 20_000
 
@@ -90,7 +90,10 @@ def main(words: list[str]) -> Outcome:
 
 
 def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], examples: int) -> Plan:
-    """Makes the plan by which the data are read. Raises ConfigError if the config is wrong."""
+    """Resolves the config of the run and returns the plan for reading its data.
+
+    Raises ConfigError if the config is wrong.
+    """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: expected at least 1")
     typed = CommandWords(overrides).keys
@@ -101,8 +104,11 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
 
 
 def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) -> Mapping[str, Any]:
-    """Returns the schema that a run has learned. Raises ConfigError if there is no such run, or if it has none."""
-    state = find_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
+    """Returns the schema that a run learned from its data.
+
+    Raises ConfigError if the run does not exist or has no schema.
+    """
+    state = find_learned_state(Path(run_id).expanduser())  # a folder, which MLflow need not know
     if state is None:
         locate_run(run_id, Tracking())
         display.begin_phase("reading the run from MLflow")
@@ -118,7 +124,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
 def look_at_data(
     plan: Plan, schema: Mapping[str, Any] | None, examples: int, report: Path, display: Display, stop: StopRequest
 ) -> DataChecked:
-    """Looks at the dataset of a plan in a worker process, and writes the report.
+    """Checks a plan's dataset in a worker process and writes the report.
 
     Raises ConfigError if the data cannot be read, and Stopped after a signal.
     """
@@ -137,7 +143,7 @@ def look_at_data(
 
 
 def describe_checked(checked: DataChecked) -> list[tuple[str, str]]:
-    """Returns the last lines of the command, (label, text)."""
+    """Returns the summary at the end of the command, as (label, text)."""
     rows = [
         (
             split,
@@ -159,13 +165,13 @@ def check_data(
     examples: int = EXAMPLES,
     report: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Looks at a dataset, as `scaleflow check` does.
+    """Checks a dataset, as `scaleflow check` does.
 
     Args:
         overrides: the words of the run, such as "dataset=csv".
         config_dir: folders with your own options.
-        against: a run, its folder or a model, with whose schema the data are compared.
-        examples: the most that are looked at, of each split.
+        against: a run, its folder or a model. The data are compared with its schema.
+        examples: maximum of examples to check per split.
         report: the page to write; None: none.
 
     Returns:

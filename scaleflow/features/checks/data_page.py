@@ -1,4 +1,4 @@
-"""Builds the page about data: findings, columns, distributions by class, examples. It loads nothing."""
+"""Builds the HTML page about data: findings, columns, distributions by class, examples. It reads no files."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,23 +14,23 @@ from scaleflow.pages.charts import Drawing, shorten_name, text, wrap_svg
 from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table, shorten_value
 from scaleflow.pages.pictures import draw_sheet, to_data_address
 
-#: The most columns with a chart, classes of a chart, and categories of a chart.
+#: Maximum of columns with a chart, of classes in a chart, and of categories in a chart.
 MAX_CHARTS = 24
 MAX_CLASSES = 6
 MAX_BARS = 12
 
-#: Rows of the table of examples, and pictures of a class.
+#: Rows in the table of examples, and pictures per class.
 SHOWN_ROWS = 10
 SHOWN_PICTURES = 8
 
-#: What the levels of findings are called.
+#: Heading of the findings of each level.
 HEADINGS = {FAULT: "Faults", DRIFT: "Drift", HINT: "To be looked at"}
 
-#: The ranges of a histogram, between these quantiles.
+#: Bins of a histogram, and the quantiles that it spans. Values outside are counted in the first or last bin.
 RANGES = 30
 ENDS = (0.005, 0.995)
 
-#: Pixels: the width of a chart, the space for labels beside it, and the height of a strip.
+#: Pixels: width of a chart, margin for the labels on the left, margin on the right, height of a strip.
 WIDTH = 470
 LEFT = 130
 RIGHT = 34
@@ -42,11 +42,11 @@ Array = np.ndarray[Any, Any]
 def make_data_page(
     title: str, findings: Sequence[DataFinding], samples: Mapping[str, SplitSample], pictures: Mapping[str, Array]
 ) -> str:
-    """Returns the page.
+    """Returns the page as HTML.
 
     Args:
         samples: by the name of the split, the training split first.
-        pictures: of each class, or of all examples: [n, height, width, channels] uint8.
+        pictures: by class, or those of all examples: [n, height, width, channels] uint8.
     """
     train = next(iter(samples.values()))
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
@@ -78,7 +78,7 @@ def sort_findings(findings: Sequence[DataFinding]) -> list[DataFinding]:
 
 
 def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
-    """Returns the lists of the findings, one for each level, each with its heading."""
+    """Returns the findings as HTML lists with headings, one list per level."""
     listed = []
     for level in reversed(LEVELS):
         if found := [each for each in findings if each.level == level]:
@@ -87,7 +87,7 @@ def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
 
 
 def pick_target(sample: SplitSample) -> str | None:
-    """Returns the first target with few classes; None if there is none."""
+    """Returns the first target with at most MAX_CLASSES classes, or None."""
     for name, values in sample.targets.items():
         if values.dtype == object and len(set(values.tolist())) <= MAX_CLASSES:
             return name
@@ -95,7 +95,7 @@ def pick_target(sample: SplitSample) -> str | None:
 
 
 def describe_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row of a column: `column` is its entry of the schema."""
+    """Returns the table row of a column, made from its entry in the schema."""
     values = column.get("values", {})
     shown = ", ".join(f"{shorten_name(each)} ({count:,})" for each, count in list(values.items())[:5])
     row = {"column": name, "is": column["kind"], "shape": " x ".join(map(str, column.get("shape", ())))}
@@ -105,7 +105,10 @@ def describe_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
-    """Returns rows with the first examples: the columns with one value each, and the targets."""
+    """Returns the first examples as table rows: columns with one value per example, and targets.
+
+    Empty without such columns.
+    """
     rows = []
     for n in range(min(SHOWN_ROWS, len(sample))):
         values = {f"target {name}".strip(): each[n] for name, each in sample.targets.items()}
@@ -115,7 +118,7 @@ def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
 
 
 def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
-    """Yields the distribution of each target, by split."""
+    """Yields a chart of each target's distribution, by split."""
     for name in next(iter(samples.values())).targets:
         groups = {split: each.targets[name] for split, each in samples.items() if name in each.targets}
         kind = CATEGORY if next(iter(groups.values())).dtype == object else NUMBER
@@ -123,7 +126,9 @@ def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
 
 
 def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> Iterator[Drawing]:
-    """Yields the distribution of each column: by the classes of a target, or by split."""
+    """Yields a chart of each column's distribution, by the classes of target `by_class`, or by split if that
+    is None.
+    """
     train = next(iter(samples.values()))
     for column, values in list(train.columns.items())[:MAX_CHARTS]:
         kind = train.kinds[column]
@@ -162,12 +167,12 @@ def draw_column(name: str, kind: ColumnKind, groups: Mapping[str, Array]) -> Ite
 def draw_strips(
     title: str, groups: Mapping[str, Array], ticks: Sequence[tuple[float, str]], is_turned: bool = False
 ) -> str:
-    """Draws a strip of bars for each group, the first at the top. All have one scale.
+    """Draws a strip of bars for each group, the first at the top. All strips have the same scale.
 
     Args:
-        title: of the chart, read aloud.
-        groups: the heights [bars] by the name of the group.
-        ticks: the place from 0 to 1, and the label, of each mark of the axis.
+        title: title of the chart, for screen readers.
+        groups: bar heights [bars] by the name of the group.
+        ticks: (position from 0 to 1, label) of each mark on the axis.
     """
     top = max(float(heights.max()) for heights in groups.values()) or 1.0
     width = WIDTH - LEFT - RIGHT

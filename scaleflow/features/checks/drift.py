@@ -1,4 +1,4 @@
-"""How data differ from the schema of other data: columns, types, categories, ranges, drift."""
+"""Compares data with the schema of other data: columns, types, categories, ranges, distributions."""
 
 import math
 from collections import Counter
@@ -15,63 +15,65 @@ from scaleflow.interfaces.formatting import format_number, join_first
 
 Array = np.ndarray[Any, Any]
 
-#: The levels of findings, the least first.
+#: Levels of findings, from mild to serious.
 HINT = "hint"
 DRIFT = "drift"
 FAULT = "fault"
 LEVELS = (HINT, DRIFT, FAULT)
 
-#: Above this population stability index the distribution has changed (Siddiqi 2006, Credit Risk Scorecards; deepchecks
-#: uses it, too). Few rows alone give a large index: it also has to be above what chance gives in 999 of 1000 columns.
+#: A distribution has changed if its population stability index is above STABILITY (Siddiqi 2006, Credit Risk
+#: Scorecards; also in deepchecks). With few rows, chance alone gives a large index. So the index must also exceed the
+#: value that chance stays below in 999 of 1000 columns (CHANCE).
 STABILITY = 0.2
 CHANCE = 0.999
 
-#: Is added to each count, since the index of an empty range has no limit (Jeffreys).
+#: Added to each count, because the index of an empty bin is infinite (Jeffreys).
 HALF = 0.5
 
-#: The share of values that may be outside of the range, or missing where none were, and the least number of them.
+#: A share of SHARE values outside the range, or missing if none were missing before, is tolerated. So are FEWEST
+#: values.
 SHARE = 0.01
 FEWEST = 5
 
-#: A larger share of missing values than before is drift, if the difference is so many standard errors.
+#: More missing values are drift if their share grew by MORE_MISSING and by ERRORS standard errors.
 MORE_MISSING = 0.1
 ERRORS = 4
 
-#: Categories, or ranges, that occur less often in both data together are joined: of rare ones, each sample has others.
+#: Categories or bins with fewer values than this, in both datasets together, are joined: rare ones differ by sample.
 FEW = 5
 
-#: Permutations from which the limit of an index follows, and by how much the index has to exceed what chance gives.
+#: The limit of an index comes from PERMUTATIONS permutations, times MARGIN.
 PERMUTATIONS = 200
 MARGIN = 1.5
 
-#: So many values that a schema does not list are counted one by one; the rarest of more than that are forgotten.
+#: Above MAX_UNLISTED values that the schema does not list, only the KEPT_UNLISTED most frequent are counted on.
 MAX_UNLISTED = 10_000
 KEPT_UNLISTED = 1000
 
-#: The most values that NumPy can permute.
+#: Maximum of values that NumPy can permute.
 MAX_PERMUTED = 10**9 - 1
 
-#: The most values, or columns, that a message names.
+#: Maximum of values or columns that a message names.
 MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something that is wrong with data, or differs."""
+    """A fault of data, or a difference from other data."""
 
     rule: str
     level: str  # `fault`, `drift` or `hint`
-    text: str  # what was found, with its figure
+    text: str  # the finding, with its number
     because: str  # the rule in words, with its threshold
     columns: Sequence[str] = ()
 
 
 class DriftCounter:
-    """Counts the values of data by the histograms of a schema, in portions.
+    """Counts values by the histograms of a schema. Call `add` for each portion of data, then `find`.
 
     Args:
-        schema: of the training split, as `make_schema` returns it: its `columns`, and its `rows`.
-        looks: how many columns are looked at together. Of very many, chance alone gives some a large index.
+        schema: of the training split, from `make_schema`: its `columns` and `rows`.
+        looks: number of columns compared together. The more columns, the larger an index may be by chance.
     """
 
     def __init__(self, schema: Mapping[str, Any], looks: int = 1) -> None:
@@ -87,7 +89,10 @@ class DriftCounter:
         self._ends: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, values: Array) -> None:
-        """Adds values of a column [n, ...], which may be unknown: numbers, or `str` objects ("" is missing)."""
+        """Adds values of a column [n, ...]: numbers, or `str` objects ("" is missing).
+
+        Ignores columns not in the schema.
+        """
         known = self._known.get(name)
         if known is None or not len(values):
             return
@@ -98,7 +103,7 @@ class DriftCounter:
             self._add_categories(name, known, values)
         elif kind.reduce is not None and "edges" in known:
             if is_text != (kind is TEXT):
-                return  # another type, which the comparison of the columns says
+                return  # `compare_columns` reports the other type
             numbers = kind.reduce(values)
             is_known = values != "" if is_text else np.isfinite(numbers)
             counted = numbers if is_text and known["min"] == 0 else numbers[is_known]  # of an early version
@@ -132,7 +137,7 @@ class DriftCounter:
             self._unlisted[name] = Counter(dict(unlisted.most_common(KEPT_UNLISTED)))
 
     def find(self) -> Iterator[DataFinding]:
-        """Yields what differs."""
+        """Yields unseen categories, more missing values, changed distributions and values outside the range."""
         for name, known in self._known.items():
             total = self._total[name]
             if not total:
@@ -150,21 +155,21 @@ class DriftCounter:
             yield from self._find_shift(name, known)
 
     def _compare_histograms(self, name: str, known: Mapping[str, Any], counts: Array) -> tuple[float, float]:
-        """Returns the population stability index of a column, and the limit above which it has changed."""
+        """Returns a column's population stability index and the limit above which the distribution has changed."""
         if "counts" in known:
             before = np.array(known["counts"])
-            has_few = before < FEW  # the ends of the ranges follow from so few numbers that chance decides
+            has_few = before < FEW  # chance decides: the outer bins come from few values
             rest = (int(before[has_few].sum()), int(counts[has_few].sum()))
             return compute_stability(before[~has_few], counts[~has_few], looks=self._looks, rest=rest)
         before = np.array([*known["values"].values()], np.int64)
         now = counts[:-1]
-        if not known["others"]:  # each value is known, so that a new one is a value as others are
+        if not known["others"]:  # all values are listed: count an unseen value like any other
             unseen = [*self._unseen.get(name, Counter()).values()]
             before = np.append(before, np.zeros(len(unseen), np.int64))
             now = np.append(now, unseen)
             return compute_stability(before, now, looks=self._looks)
-        most_before = int(before.min()) if len(before) else 0  # of a value that is not listed
-        least = FEW + 2 * most_before  # if the data are alike, chance gives no value that is not listed so many
+        most_before = int(before.min()) if len(before) else 0  # maximum of a value that is not listed
+        least = FEW + 2 * most_before  # by chance, an unlisted value hardly occurs this often
         rest_before = int(known["others"])
         rest_now = int(counts[-1])
         for _, count in self._unlisted.get(name, Counter()).most_common(MAX_NAMED):
@@ -200,15 +205,16 @@ class DriftCounter:
 
 
 def exceeds_chance(before: float, rows: float, now: float, total: int) -> bool:
-    """Returns whether a share of `total` values is larger than one of `rows` values, beyond chance."""
+    """Returns whether share `now` of `total` values exceeds share `before` of `rows` values by more than chance."""
     share = (before + now * total / rows) / (1 + total / rows)
     return now - before > ERRORS * math.sqrt(share * (1 - share) * (1 / rows + 1 / total))
 
 
 def limit_by_chance(before: int, now: int) -> float:
-    """Returns how many of `now` values are hardly outside of the range of `before` values of the same distribution.
+    """Returns how many of `now` values may lie outside the range of `before` values of the same distribution.
 
-    The chance that `k` values are above the largest one before is the share of the new values, to the power of `k`.
+    The chance that `k` new values exceed the largest old one is the share of new values to the power of `k`. The limit
+    is at a chance of 1e-6.
     """
     return math.log(1e-6) / math.log(now / (before + now)) if before else math.inf
 
@@ -216,7 +222,8 @@ def limit_by_chance(before: int, now: int) -> float:
 def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[str, Any]) -> DataFinding:
     """Returns a finding about categories that training did not have.
 
-    Where some occurred once only, others are to be expected: their share is about that of these (Good 1953).
+    If some categories occurred only once in training, new ones are expected: their share is about the share of the
+    single ones (Good 1953).
     """
     shown = join_first([f"{value!r} ({count:,})" for value, count in unseen.most_common()], MAX_NAMED)
     text = f"{name}: {unseen.total():,} of {total:,} values are not in training: {shown}"
@@ -232,17 +239,17 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
 def compute_stability(
     before: Array, now: Array, looks: int = 1, rest: tuple[int, int] = (0, 0), least_before: int = 0
 ) -> tuple[float, float]:
-    """Returns the population stability index of two histograms, one of `looks`, and the limit above which they differ.
+    """Returns the population stability index of two histograms, and the limit above which they differ.
 
-    The limit follows from permutations: the counts that both histograms would have if their rows were exchanged at
-    random. Rare values are joined. Values are rare by the sum of both counts, which a permutation does not change. If
-    the counts of one histogram decided, values that are frequent there by chance would seem to become rarer.
+    The limit comes from permutations: the counts of both histograms if their rows were exchanged at random. Rare values
+    are joined. A value is rare by the sum of both counts, because a permutation does not change it. If the counts of
+    one histogram decided, values frequent there by chance would seem to become rarer.
 
     Args:
-        before, now: how often each value, or range, occurs: [values] int.
-        looks: the number of columns that are looked at together.
-        rest: the counts of all other values, which are rare.
-        least_before: values of which the first histogram would have fewer, if both were alike, are rare.
+        before, now: how often each value or bin occurs: [values] int.
+        looks: number of columns compared together.
+        rest: counts of all other values, which are rare.
+        least_before: a value is also rare if equal distributions would give it fewer than this in `before`.
     """
     totals = before + now
     share_before = (before.sum() + rest[0]) / max(1, totals.sum() + sum(rest))
@@ -261,11 +268,11 @@ def compute_stability(
     if index <= STABILITY:
         return index, STABILITY
     totals = before + now
-    if totals.sum() > MAX_PERMUTED:  # chance does not give such an index
+    if totals.sum() > MAX_PERMUTED:  # chance does not give an index this large
         return index, STABILITY
     permuted = np.random.default_rng(0).multivariate_hypergeometric(totals, now.sum(), size=PERMUTATIONS)
     indices = measure_stability(totals - permuted, permuted)
-    # Scaled chi-square with the mean and the variance of the permutations: few of them tell no extreme quantile.
+    # Scaled chi-square with the mean and variance of the permutations: these are too few to give an extreme quantile.
     mean = float(indices.mean())
     variance = max(float(indices.var()), 1e-12)
     free = 2 * mean**2 / variance
@@ -284,10 +291,10 @@ def measure_stability(before: Array, now: Array) -> Array:
 
 
 def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) -> Iterator[DataFinding]:
-    """Yields missing and new columns, and those of another type.
+    """Yields missing columns, new columns and columns of another type.
 
     Args:
-        kinds: of the new columns, by name.
+        kinds: kinds of the new columns, by name.
     """
     known = schema.get("columns", {})
     for name in sorted(known.keys() - kinds.keys()):
@@ -305,7 +312,10 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) 
 def compare_sample(
     schema: Mapping[str, Any], sample: SplitSample, label: str = "", looks: int = 1
 ) -> list[DataFinding]:
-    """Returns how examples differ from a schema: inputs, and targets. `label` begins the texts; `looks` is as above."""
+    """Returns how inputs and targets of examples differ from a schema.
+
+    `label` begins the texts. `looks` is the argument of `DriftCounter`.
+    """
     targets = {f"target {name}".strip(): values for name, values in sample.targets.items()}
     counter = DriftCounter({**schema, "columns": {**schema.get("columns", {}), **schema.get("targets", {})}}, looks)
     for name, values in {**sample.columns, **targets}.items():
@@ -315,5 +325,5 @@ def compare_sample(
 
 
 def select_level(findings: Collection[DataFinding], level: str) -> list[DataFinding]:
-    """Returns the findings of at least a level."""
+    """Returns the findings of at least this level."""
     return [each for each in findings if LEVELS.index(each.level) >= LEVELS.index(level)]

@@ -1,4 +1,4 @@
-"""Looks at the data of each run before training: their faults, and how they differ from those of an earlier run."""
+"""Checks the data of each run before training: faults, and drift since an earlier run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from scaleflow.interfaces.events import Emit, Note
 from scaleflow.interfaces.hooks import ReadData, WorkerHook
 from scaleflow.worker.data import tell_unread
 
-#: The rules whose findings say that the figures of the test are too good.
+#: Rules whose findings mean that test metrics are too optimistic.
 TOGETHER = ("groups", "time drift", "duplicates across splits")
 
-#: The most findings that a run reports.
+#: Maximum of findings that a run reports.
 MAX_TOLD = 5
 
 
 class DataChecks(WorkerHook):
-    """Tells what it finds as `dataset.check` says."""
+    """Reports findings as notes, or stops the run, as `dataset.check` says."""
 
     def after_data(self, data: ReadData) -> Mapping[str, Any]:
-        """Keeps in the schema what was found about rows that belong together, as `together`."""
+        """Checks the data on the chief.
+
+        Returns findings about rows that belong together, as `together` of the schema.
+        """
 
         def find() -> str:  # on the chief
             try:
                 found = find_in_data(data)
-            except Exception as error:  # strange data end no run
+            except Exception as error:  # odd data must not end a run
                 traceback.print_exc()
                 return json.dumps({"error": read_reason(error)})
             return json.dumps({"findings": [asdict(each) for each in found]})
@@ -52,7 +55,7 @@ class DataChecks(WorkerHook):
 
 
 def find_in_data(data: ReadData) -> list[DataFinding]:
-    """Returns the faults of new data, and the differences of others from those of the earlier run."""
+    """Returns the faults of new data. If the run continues an earlier one, returns the drift since that one instead."""
     if data.earlier is None:
         return find_told(data)
     examples = next(iter(data.splits.values()))
@@ -60,10 +63,13 @@ def find_in_data(data: ReadData) -> list[DataFinding]:
 
 
 def find_told(data: ReadData) -> list[DataFinding]:
-    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
+    """Returns faults and drift of the training split.
+
+    Returns nothing for a stream read in order: its first examples may not be typical of the rest.
+    """
     train = data.splits["train"]
     sample = data.sample
-    assert sample is not None  # of a new run, on the chief
+    assert sample is not None  # a new run has one on the chief
     if not train.is_spread:
         return []
     parts = {name: each for name, each in data.splits.items() if name == "train" or each is not train}
@@ -74,21 +80,21 @@ def find_told(data: ReadData) -> list[DataFinding]:
 
 
 def sample_judge(source: Source, parts: Mapping[str, Rows], few: Any, is_table: bool) -> dict[str, SplitSample]:
-    """Returns a sample of the split of a table that judges the model, by its name; empty if there is none."""
+    """Returns a sample of a table's test split, or else of its validation split, by its name. Empty for other data."""
     name = next((name for name in ("test", "validation") if name in parts), None)
     return {name: sample_split(source, parts[name], few)} if is_table and name is not None else {}
 
 
 def find_together_in(samples: Mapping[str, SplitSample], parts: Mapping[str, Rows], rule: Split) -> list[DataFinding]:
-    """Returns what is found about rows that belong together, in samples of the splits `parts`."""
+    """Finds rows that belong together but were divided, in samples of the splits `parts`."""
     keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
     return list(find_together(samples, sum(map(len, parts.values())), rule, keys=keys))
 
 
 def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
-    """Returns how a split differs from the training split of a run: drift, and all unseen categories.
+    """Returns how a split differs from a run's training split: drift, faults, and unseen categories of any level.
 
-    `examples` is the split before its preprocessing, `few` some of its raw inputs.
+    `examples` is the split before preprocessing. `few` is a few of its raw inputs.
     """
     if not schema or not examples.is_spread:
         return []
@@ -97,7 +103,7 @@ def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few
 
 
 def tell_findings(findings: Sequence[Mapping[str, Any]], check: str, emit: Emit) -> None:
-    """Reports findings in notes. Raises ConfigError for `dataset.check=refuse`."""
+    """Reports findings as notes. Raises ConfigError for `dataset.check=refuse` if one is worse than a hint."""
     told = [f"{each['text']} ({each['because']})" for each in findings]
     refused = [text for text, each in zip(told, findings, strict=True) if each["level"] != "hint"]
     if refused and check == "refuse":

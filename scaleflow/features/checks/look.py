@@ -1,4 +1,4 @@
-"""The work of `scaleflow check`: looks at a dataset as a run reads it, and makes the report."""
+"""The worker's part of `scaleflow check`: reads a dataset as a run reads it, checks it, and writes the report."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from scaleflow.worker.runtime import setup_runtime
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
 
-#: The most values of the examples of a split, so that they fit in memory.
+#: Maximum of values read per split, so that they fit in memory.
 MAX_VALUES = 1 << 26
 
-#: The most classes of which the report shows pictures.
+#: Maximum of classes with pictures in the report.
 MAX_SHOWN = 12
 
 
@@ -38,9 +38,9 @@ def look_at_dataset(
 ) -> None:
     """Checks the splits of a dataset, writes the report, and emits the findings.
 
-    `examples` is the most that are looked at, of each split. The data are compared with the `schema` of a run.
+    It reads at most `examples` examples per split. With the `schema` of a run, it compares the data with that run.
 
-    Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
+    Raises ConfigError if the dataset cannot be read, or if its examples differ in shape.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset
@@ -75,7 +75,7 @@ def look_at_dataset(
 def find_as_runs_do(
     source: Source, splits: Splits, rule: Split, samples: Mapping[str, SplitSample]
 ) -> list[DataFinding]:
-    """Returns what is found about rows that belong together: all that a run finds, and what more examples show."""
+    """Finds rows that belong together but were divided: first in a run's sample, then by other rules in `samples`."""
     train = sample_split(source, splits.raw["train"], splits.sample)
     judge = sample_judge(source, splits.raw, few=splits.sample, is_table=train.is_table)
     found = find_together_in({"train": train, **judge}, splits.raw, rule)
@@ -84,7 +84,7 @@ def find_as_runs_do(
 
 
 def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> dict[str, SplitSample]:
-    """Returns examples of each split, by name, the training split first."""
+    """Returns a sample of each split, by name, the training split first. Raises ConfigError if shapes differ."""
     samples = {}
     for split, each in splits.raw.items():
         try:
@@ -98,9 +98,10 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
 
 
 def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
-    """Returns the finding about examples that were left out: a hint if `dataset.on_bad_example` allows it.
+    """Returns the finding about examples that were left out: a hint if `dataset.on_bad_example` allows it, else a
+    fault.
 
-    `unlabelled` begins a note about rows without a target.
+    Notes about rows without a target begin with `unlabelled`.
     """
     is_allowed = option == "skip" or (option == "auto" and note.startswith(unlabelled))
     text = note.partition("left out")[2].removeprefix(":").strip()
@@ -109,7 +110,7 @@ def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
 
 
 def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:
-    """Returns everything that is found in the examples of the splits, of which the training split comes first.
+    """Returns all findings in samples of the splits. The training split comes first.
 
     Without the schema of a run, the other splits are compared with the training split.
     """
@@ -124,7 +125,9 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
 
 
 def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns some pictures of each class, [n, height, width, channels] uint8, or of the first examples."""
+    """Returns pictures by class, [n, height, width, channels] uint8, or the first examples if the target has no
+    classes.
+    """
     for name, described in name_leaves(source.inputs).items():
         if has_pixels(described):
             pictures = to_pixels(sample.columns[name or "input"][:2000], described.scale)

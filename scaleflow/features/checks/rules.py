@@ -1,4 +1,4 @@
-"""Rules about data: faults of columns and of targets, examples that occur twice, and blank pictures."""
+"""Rules that find faults of columns and targets, repeated examples, and blank pictures."""
 
 import itertools
 import math
@@ -18,42 +18,42 @@ from scaleflow.evaluation.single_column import score_column
 from scaleflow.features.checks.drift import FAULT, HINT, MAX_NAMED, DataFinding
 from scaleflow.interfaces.formatting import join_first
 
-#: The fewest examples that are judged.
+#: Minimum of examples to judge.
 MIN_ROWS = 20
 
 #: A column with a larger share of missing values is mostly missing.
 MOSTLY_MISSING = 0.5
 
-#: The share of the errors of a constant that a column alone leaves if it tells the target: classes, and values.
+#: A column leaks the target if it alone leaves at most this share of a constant's errors. Keys: is the target a class?
 LEFT_BY_LEAK = {True: 0.05, False: 0.1}
 
-#: A class with a larger share makes the target nearly constant. A class with less than a tenth of an equal share, or
-#: fewer than ten examples, is rare (skore: under 10 %).
+#: A target is nearly constant if one class has a larger share than NEAR_CONSTANT. A class is rare if it has less than
+#: RARE of an equal share (skore: under 10 %), or fewer than MIN_OF_CLASS examples.
 NEAR_CONSTANT = 0.95
 RARE = 0.1
 MIN_OF_CLASS = 10
 
-#: An outlier is so many interquartile ranges away from the median, also on a logarithmic scale.
+#: An outlier is this many interquartile ranges away from the median, also on a logarithmic scale.
 FAR = 15
 
-#: The least share of a value that stands for a missing one, far from all others.
+#: Minimum share of a sentinel: a number that stands for "missing", far from all other numbers.
 SENTINEL = 0.01
 
-#: The correlation of two columns that say the same (skore: 0.9), and the most columns of which pairs are compared.
+#: Two columns are redundant above this correlation (skore: 0.9). Pairs are compared among the first MAX_PAIRED columns.
 CORRELATION = 0.9
 MAX_PAIRED = 200
 
-#: The share of words that the training split does not have, from which a split is not what the model can read.
+#: A model cannot read a split if more than this share of its words is not in the training split.
 UNKNOWN = 0.5
 
-#: The share of empty texts that is told.
+#: Empty texts are reported above this share.
 EMPTY = 0.005
 
 Array = np.ndarray[Any, Any]
 
 
 def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFinding]:
-    """Returns the faults that a sample of the training split shows; without most of the level `hint` on demand."""
+    """Returns the faults in a sample of the training split. `with_hints` adds the rules that only give hints."""
     if len(sample) < MIN_ROWS:
         return []
     rules = (*FAULT_RULES, *HINT_RULES) if with_hints else FAULT_RULES
@@ -61,7 +61,7 @@ def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFindin
 
 
 def is_absent(values: Array) -> Array:
-    """Returns which values of a column [n] are missing."""
+    """Returns which values of a column [n] are missing: [n] bool."""
     return np.asarray(values == "" if values.dtype == object else ~np.isfinite(values.astype(np.float64)))
 
 
@@ -106,7 +106,7 @@ def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
 
 
 def is_id(values: Array, examples: int) -> bool:
-    """Returns whether a column numbers or names the rows, of which these are a sample."""
+    """Returns whether the values of a sample number or name its rows. `examples` is the size of the whole split."""
     count = len(values)
     if values.ndim > 1 or count < 5 * MIN_ROWS or is_absent(values).any() or len(set(values.tolist())) < count:
         return False
@@ -117,7 +117,7 @@ def is_id(values: Array, examples: int) -> bool:
 
 
 def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
-    """Finds columns from which a model of one column tells a target."""
+    """Finds columns that alone predict a target."""
     for target, answers in sample.targets.items():
         is_class = answers.dtype == object
         known = answers != "" if is_class else np.isfinite(answers)
@@ -173,7 +173,7 @@ def find_outliers(sample: SplitSample) -> Iterator[DataFinding]:
 
 
 def find_far(numbers: Array) -> Array:
-    """Returns which numbers are outliers, [n] bool; none if half of them are equal."""
+    """Returns which numbers are outliers, [n] bool. None are if the middle half of the numbers is equal."""
     if len(numbers) < MIN_ROWS:
         return np.zeros(len(numbers), bool)
     low, middle, high = np.quantile(numbers, (0.25, 0.5, 0.75))
@@ -181,7 +181,7 @@ def find_far(numbers: Array) -> Array:
 
 
 def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
-    """Finds a number that stands for a missing one: frequent, and far from all others."""
+    """Finds a number that stands for "missing": frequent, and far from all other numbers."""
     for name, values in sample.list_kind(NUMBER).items():
         numbers = values[np.isfinite(values)].astype(np.float64)
         for extreme in {float(numbers.min()), float(numbers.max())} if len(numbers) else ():
@@ -239,9 +239,9 @@ def find_empty_texts(sample: SplitSample) -> Iterator[DataFinding]:
 
 
 def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
-    """Finds columns of texts in which a split has mostly words that the training split does not have.
+    """Finds text columns where most words of a split are not in the training split.
 
-    A half of the training split is compared with the other half: texts such as names share few words anyway.
+    The usual share comes from comparing two halves of the training split: texts such as names share few words anyway.
     """
     others = [(split, sample) for split, sample in splits.items() if split != "train"]
     for name, values in splits["train"].list_kind(TEXT).items() if others else ():
@@ -256,18 +256,18 @@ def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFindin
 
 
 def find_words(text: str) -> list[str]:
-    """Returns the words of a text in lower case; each character of scripts without spaces is one."""
+    """Returns the words of a text in lower case. In scripts without spaces, each character is a word."""
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|\w+", unicodedata.normalize("NFC", text).lower())
 
 
 def measure_unknown(known: Sequence[Sequence[str]], texts: Sequence[Sequence[str]]) -> float:
-    """Returns the share of the words of some texts that others do not have; 0 without words."""
+    """Returns the share of words in `texts` that `known` does not have; 0 without words."""
     learned = set(itertools.chain.from_iterable(known))
     words = list(itertools.chain.from_iterable(texts))
     return sum(word not in learned for word in words) / max(len(words), 1)
 
 
-#: The rules about the training split: those that find faults, and those that only find what is to be looked at.
+#: Rules for the training split. FAULT_RULES find faults, HINT_RULES find only hints.
 FAULT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
     *(find_constant, find_copies, find_mostly_missing, find_ids, find_leaks, find_class_faults),
 )
@@ -276,23 +276,24 @@ HINT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
 )
 
 
-#: The share of a split that repeats examples of another one, or of itself, from which that is told.
+#: Repeated examples are reported from this share on: across two splits, and within one.
 ACROSS = 0.01
 WITHIN = 0.02
 
-#: Pictures are equal if so few of the 64 bits of their hash differ, and their thumbnails correlate by so much.
+#: Two pictures are equal if at most BITS of the 64 bits of their hashes differ, and their thumbnails correlate by
+#: ALIKE.
 BITS = 3
 ALIKE = 0.997
 
-#: A picture whose values hardly differ, as a share of the range of all.
+#: A picture is blank if its values differ by at most this share of the range of all pictures.
 BLANK = 1e-3
 
-#: Pixels of the side of a thumbnail.
+#: Side of a thumbnail in pixels.
 SIDE = 16
 
 
 def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
-    """Yields duplicates within the training split, across splits, and with other targets; and blank pictures."""
+    """Finds blank pictures, and examples repeated within the training split, across splits or with another class."""
     names = list(splits)
     lengths = [len(splits[name]) for name in names]
     owner = np.repeat(np.arange(len(names)), lengths)
@@ -336,7 +337,7 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
 def find_contradictions(
     splits: Mapping[str, SplitSample], names: list[str], grouped: tuple[Array, float], what: str
 ) -> Iterator[DataFinding]:
-    """Finds equal examples with different classes. `grouped` is what `group_rows` returns."""
+    """Finds equal examples with different classes. `grouped` is the result of `group_rows`."""
     groups, chance = grouped
     for target in splits[names[0]].targets:
         answers = [splits[name].targets[target] for name in names if target in splits[name].targets]
@@ -354,7 +355,7 @@ def find_contradictions(
 
 
 def is_telling(sample: SplitSample) -> bool:
-    """Returns whether two equal rows can hardly be chance: some column has many values."""
+    """Returns whether two equal rows are hardly chance: some column is text, an array, or has many distinct values."""
     if not len(sample):
         return False
     return any(
@@ -364,7 +365,7 @@ def is_telling(sample: SplitSample) -> bool:
 
 
 def allow_for(expected: float) -> float:
-    """Returns how many equal pairs may be chance if so many are expected of independent columns."""
+    """Returns how many equal pairs chance may give if independent columns give `expected` on average."""
     return 2 * expected + 4 * math.sqrt(expected)
 
 
@@ -372,8 +373,8 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
     """Groups equal examples.
 
     Returns:
-        A number for each example of all splits, in turn, that equal ones share: [n] int64; and the chance that two
-        examples are equal if their columns are independent; 0 for a single column.
+        A group number for each example, over all splits in order: [n] int64; and the chance that two examples are equal
+            if their columns are independent, 0 for a single column.
     """
     codes = []
     chance = 1.0
@@ -426,15 +427,15 @@ def make_thumbnails(pictures: Array) -> Array:
 
 
 def hash_thumbnails(thumbnails: Array) -> Array:
-    """Returns the perceptual hash of each thumbnail: is each of 8 x 8 parts is darker than the next: [n, 64] bool."""
+    """Returns perceptual hashes [n, 64] bool: is each of 8 x 8 parts darker than the part to its right?"""
     small = thumbnails.reshape(len(thumbnails), SIDE // 2, 2, SIDE // 2, 2).mean(axis=(2, 4))
     return np.asarray((small < np.roll(small, -1, axis=2)).reshape(len(thumbnails), -1))
 
 
 def group_pictures(thumbnails: Array) -> Array:
-    """Returns a number for each picture that nearly equal ones share, [n] int64.
+    """Returns a group number for each picture, [n] int64. Nearly equal pictures share a number.
 
-    Two hashes that differ in at most three bits have one of four parts in common: only such pairs are compared.
+    Two hashes that differ in at most three bits agree in at least one of four parts. So only such pairs are compared.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components

@@ -7,14 +7,14 @@ from typing import Any
 from scaleflow.config.policies import CHECK
 from scaleflow.interfaces.stages import StageCommand
 
-#: The page of the check in the stage's folder.
+#: Page with the findings, in the stage's folder.
 REPORT = "data_report.html"
 
 LEVELS = ("hint", "drift", "fault")
 
 
 class CheckStage(StageCommand):
-    """A check of data."""
+    """Runs `scaleflow check` and counts its findings by level."""
 
     def make_extra_words(self, values: Mapping[str, Any], folder: Path) -> list[str]:
         return ["--report", str(folder / REPORT)]

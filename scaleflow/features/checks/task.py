@@ -1,4 +1,4 @@
-"""The task of the worker of `scaleflow check`. Its work is imported when it runs, as it needs TensorFlow."""
+"""The worker's task of `scaleflow check`. Its work needs TensorFlow and is imported when it runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scaleflow.runs import Task, WorkerProcess
 
 @dataclass(frozen=True)
 class CheckData(Task):
-    """Looks at a dataset."""
+    """Checks a dataset."""
 
-    report: str  # the path of the page to write
-    examples: int  # the most that are looked at, of each split
-    schema: Mapping[str, Any] | None = None  # of the run with which the data are compared
+    report: str  # path of the page to write
+    examples: int  # maximum per split
+    schema: Mapping[str, Any] | None = None  # schema of the run to compare with
 
     def run(self, process: WorkerProcess) -> None:
         from scaleflow.features.checks.look import look_at_dataset

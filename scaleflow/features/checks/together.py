@@ -1,6 +1,6 @@
-"""Finds rows that belong together: groups, such as the visits of a customer, and a drift along dates.
+"""Finds rows that belong together: groups, such as the visits of a customer, and drift along dates.
 
-A split that is drawn at random has such rows on both sides, so that its figures are too good.
+A random split puts such rows on both sides, which makes test metrics too optimistic.
 """
 
 import re
@@ -17,29 +17,31 @@ from scaleflow.features.checks.rules import MIN_ROWS
 from scaleflow.interfaces import DivisionKeys, Split
 from scaleflow.interfaces.formatting import join_first
 
-#: Groups are looked for in columns with so many values that repeat, none of which more than a share of the rows has.
+#: A column may number groups if at least MIN_GROUPS of its values repeat and no value has more than LARGEST of the
+#: rows.
 MIN_GROUPS = 20
 LARGEST = 0.1
 
-#: The chance that a table's columns look alike within groups that mean nothing, and the least that counts, from 0 to 1.
+#: Columns of a group are alike only if chance makes a table seem so with probability CHANCE, and by at least LEAST (0
+#: to 1).
 CHANCE = 1e-4
 LEAST = 0.1
 
-#: Rows of a group are alike if similar rows of other groups tell a target worse, by this share of the error of a guess
-#: and by so many standard errors of the groups.
+#: A group gives away a target if similar rows of other groups predict it worse. The loss must be GAIN of the error of a
+#: guess, and ERRORS standard errors over the groups.
 GAIN = 0.15
 ERRORS = 3
 
-#: An input, or what one is a copy of, is usually a useful category. Its values number groups if they are codes, and if
-#: the other columns have so much in common within a group, from 0 to 1 on average.
+#: An input, or the original of an input, is usually a useful category. It numbers groups only if its values are codes
+#: and at least WHOLE of the other columns (0 to 1, on average) agree within a group.
 WHOLE = 0.5
 
-#: The most rows whose similar rows are sought, the most columns by which, and the most similar rows of each.
+#: Maximum of rows to find similar rows for, of columns that define similarity, and of similar rows per row.
 MAX_SOUGHT = 300
 MAX_COMPARED = 8
 MAX_SIMILAR = 5
 
-#: The share of the rows that are the latest. A column with such a correlation with a date is one itself.
+#: The latest share of rows that is compared. A number that correlates this much with a date counts as a date.
 LATEST = 0.2
 IS_DATE = 0.9
 
@@ -49,13 +51,13 @@ Array = np.ndarray[Any, Any]
 def find_together(
     splits: Mapping[str, SplitSample], rows: int, rule: Split, keys: Mapping[str, DivisionKeys] = {}
 ) -> Iterator[DataFinding]:
-    """Finds rows that belong together, and that `dataset.split` divides.
+    """Finds rows that belong together although `dataset.split` divides them.
 
     Args:
-        splits: samples, that of the training split first.
-        rows: of all splits.
+        splits: samples by split, the training split first.
+        rows: number of rows in all splits.
         rule: `dataset.split`.
-        keys: what the rows of all splits are divided by, those of the training split first.
+        keys: group and time of all rows by split, the training split first.
     """
     train = next(iter(splits.values()))
     yield from find_undivided(rule, keys)
@@ -66,7 +68,10 @@ def find_together(
 
 
 def find_undivided(rule: Split, keys: Mapping[str, DivisionKeys]) -> Iterator[DataFinding]:
-    """Finds groups in several splits, and test rows that are no later: files named after splits are not divided."""
+    """Finds groups that occur in several splits, and test rows no later than training.
+
+    Both happen if the files are named after splits: these are not divided again.
+    """
     for split, each in [*keys.items()][1:]:
         train = keys["train"]
         name = rule.column or "what dataset.split names"
@@ -89,11 +94,11 @@ def find_undivided(rule: Split, keys: Mapping[str, DivisionKeys]) -> Iterator[Da
 def find_groups(
     splits: Mapping[str, SplitSample], rows: int, known: Collection[str | None] = ()
 ) -> Iterator[DataFinding]:
-    """Finds the column whose values number groups of rows that are alike, if groups are on both sides of a split.
+    """Finds the column that numbers groups of similar rows, if groups are on both sides of a split.
 
-    A random split gives away a group if those rows that are most similar to a row, by other inputs, are of its own
-    group, and tell its target much better than similar rows of other groups do. Just that is measured. With a category
-    that only tells the target, similar rows are of any category.
+    A random split gives a group away if the rows most similar to a row by other inputs are in its group, and predict
+    its target much better than similar rows of other groups. This gain is measured. A category that merely predicts the
+    target does not count, because similar rows then come from any category.
     """
     sample = next(iter(splits.values()))
     inputs = {name: values for name, values in sample.columns.items() if values.ndim == 1}
@@ -127,7 +132,7 @@ def find_groups(
 
 
 def has_groups(codes: Array) -> bool:
-    """Returns whether many values repeat, none of them too often."""
+    """Returns whether many values repeat, and none too often."""
     counts = np.bincount(codes + 1)[1:]
     return bool((counts > 1).sum() >= MIN_GROUPS and counts.max() <= LARGEST * len(codes))
 
@@ -138,7 +143,10 @@ def are_discrete(values: Array) -> bool:
 
 
 def is_code(values: Array) -> bool:
-    """Returns whether values are numbers, or have digits, as names of customers have and those of towns do not."""
+    """Returns whether values are codes: numbers, or texts with digits.
+
+    Customer ids have digits, names of towns do not.
+    """
     return values.dtype != object or bool(np.mean([any(map(str.isdigit, each)) for each in values]) > 0.9)
 
 
@@ -149,14 +157,14 @@ def are_copies(own: Array, codes: Array) -> bool:
 
 
 def is_on_both_sides(name: str, splits: Mapping[str, SplitSample]) -> bool:
-    """Returns whether the other splits have values of the training split, about as often as if drawn at random."""
+    """Returns whether the other splits share values with the training split about as often as after a random split."""
     train, *others = (each.find(name).astype(str) for each in splits.values())
     _, places, counts = np.unique(train, return_inverse=True, return_counts=True)
     return all(np.isin(each, train).mean() > (counts[places] > 1).mean() / 2 for each in others if len(each))
 
 
 def encode_columns(columns: Mapping[str, Array], kinds: Mapping[str, ColumnKind]) -> Array:
-    """Returns numbers of words, and ranks of numbers and dates from 0 to 1: [n, columns] float32."""
+    """Encodes words as numbers, and numbers and dates as ranks from 0 to 1: [n, columns] float32."""
     encoded = [
         number_values(values) if values.dtype == object and kinds.get(name) != DATE else rank_numbers(values)
         for name, values in columns.items()
@@ -165,7 +173,7 @@ def encode_columns(columns: Mapping[str, Array], kinds: Mapping[str, ColumnKind]
 
 
 def number_values(values: Array) -> Array:
-    """Returns a number for each value that equal ones share, from 0, -1 for a missing one: [n] int64."""
+    """Returns a number from 0 for each value, the same for equal values, and -1 for missing ones: [n] int64."""
     import pyarrow
 
     column = pyarrow.array(values, mask=(values == "") if values.dtype == object else None, from_pandas=True)
@@ -173,7 +181,10 @@ def number_values(values: Array) -> Array:
 
 
 def rank_numbers(values: Array) -> Array:
-    """Returns the ranks of numbers or dates, from 0 to 1, of equal ones the mean: [n]. Missing numbers come last."""
+    """Returns ranks from 0 to 1 of numbers or dates: [n].
+
+    Equal values get their mean rank. Missing numbers come last.
+    """
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray(((np.cumsum(counts) - counts / 2) / len(values))[places.reshape(len(values))])
 
@@ -184,7 +195,7 @@ def compare_values(values: Array, others: Array) -> Array:
 
 
 def pair_rows(codes: Array) -> tuple[Array, Array]:
-    """Returns pairs of rows of a group. No row is in two of them: they are independent if groups mean nothing."""
+    """Returns pairs of rows within a group. No row is in two pairs, so pairs are independent if groups mean nothing."""
     order = np.random.default_rng(0).permutation(np.flatnonzero(codes >= 0))
     order = order[np.argsort(codes[order], kind="stable")]
     place = np.arange(len(order)) - np.searchsorted(codes[order], codes[order])
@@ -193,10 +204,10 @@ def pair_rows(codes: Array) -> tuple[Array, Array]:
 
 
 def measure_alike(values: Array, a: Array, b: Array, limit: float) -> Array:
-    """Returns how much smaller the differences of pairs are than those of permuted pairs: [columns], from 0 to 1.
+    """Returns how much smaller differences are within pairs than within permuted pairs: [columns], from 0 to 1.
 
-    It is 0 where they are hardly smaller, or by less than `limit` standard errors. Each has a pair more: if few pairs
-    are equal by chance, their number is not distributed normally.
+    A column gets 0 if they are hardly smaller, or by less than `limit` standard errors. The error of each column allows
+    one more pair: if few pairs are equal by chance, their number is not normally distributed.
     """
     usual = compare_values(values[a], values[np.stack([np.random.default_rng(n).permutation(b) for n in range(3)])])
     mean = usual.mean(axis=(0, 1))
@@ -206,13 +217,13 @@ def measure_alike(values: Array, a: Array, b: Array, limit: float) -> Array:
 
 
 def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, targets: Array) -> float:
-    """Returns how much worse similar rows tell a target if those of the same group are left out.
+    """Returns how much worse similar rows predict a target without the row's own group.
 
-    It is a share of the error of a guess; 0 if it may be chance.
+    The result is a share of the error of a guess; 0 if it may be chance.
 
     Args:
         paired: rows that are not alone in their group.
-        weights: of the columns of `values` by which rows are similar.
+        weights: weights of the columns of `values` in the distance between rows.
     """
     chosen = np.argsort(-weights)[: min(MAX_COMPARED, np.count_nonzero(weights))]
     if not len(chosen):
@@ -220,7 +231,7 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
     rows = np.random.default_rng(0).permutation(paired)[:MAX_SOUGHT]
     is_own = codes[rows][:, None] == codes
     similar = int(np.clip(np.median(is_own.sum(axis=1)) - 1, 1, MAX_SIMILAR))
-    apart = np.random.default_rng(0).random(is_own.shape, np.float32) * 1e-3  # which of equal rows is chance
+    apart = np.random.default_rng(0).random(is_own.shape, np.float32) * 1e-3  # chance orders equal rows
     for column in chosen:
         apart += weights[column] * compare_values(values[rows, column][:, None], values[:, column])
     apart[np.arange(len(rows)), rows] = np.inf
@@ -236,7 +247,9 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
 
 
 def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
-    """Finds a date along which a target or an input drifts: the latest rows are not distributed as those before."""
+    """Finds a date along which a target or input drifts: the latest rows are distributed differently from
+    earlier ones.
+    """
     found: dict[str, list[str]] = {}
     candidates = {**sample.list_kind(DATE), **sample.others}
     looks = len(candidates) * (len(sample.columns) + len(sample.targets))
