@@ -30,8 +30,7 @@ CHANCE = 0.999
 #: Added to each count, because the index of an empty bin is infinite (Jeffreys).
 HALF = 0.5
 
-#: A share of SHARE values outside the range, or missing if none were missing before, is tolerated. So are FEWEST
-#: values.
+#: Values outside the range, or missing if none were missing before, are drift above SHARE of all and about FEWEST.
 SHARE = 0.01
 FEWEST = 5
 

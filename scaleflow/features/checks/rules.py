@@ -173,7 +173,7 @@ def find_outliers(sample: SplitSample) -> Iterator[DataFinding]:
 
 
 def find_far(numbers: Array) -> Array:
-    """Returns which numbers are outliers, [n] bool. None are if the middle half of the numbers is equal."""
+    """Returns which numbers are outliers, [n] bool. None are if both quartiles are equal."""
     if len(numbers) < MIN_ROWS:
         return np.zeros(len(numbers), bool)
     low, middle, high = np.quantile(numbers, (0.25, 0.5, 0.75))

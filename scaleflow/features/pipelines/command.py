@@ -58,15 +58,16 @@ from scaleflow.runs.run import locate_run
 from scaleflow.tracking.store import import_client
 from scaleflow.tracking.uri import resolve_store
 
-#: Values of outputs that have a known form.
+#: Stand-ins for outputs with a known form, used to check stages before any has run.
 STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": True, "version": "1"}
 
 
 def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Path) -> Tracking:
-    """Checks the configs, the functions and the options of all stages; returns the options of the store: those of the
-    first training or sweep, else of the first check.
+    """Checks the configs, functions and options of all stages and returns the options of the store.
 
-    Raises ConfigError, which says where the stage is written, for the first that cannot work.
+    These are the options of the first training or sweep, or else of the first check.
+
+    Raises ConfigError for the first stage that cannot work. The message names the stage's line.
     """
     tracked: dict[str, list[str]] = {}
     best: dict[str, list[str]] = {}
@@ -105,19 +106,19 @@ def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageCompose
 
 
 def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:
-    """Returns the stages before one that may write its data."""
+    """Returns the stages that run before this one and may write its data."""
     before = {name for name in pipeline.stages if stage.name in pipeline.find_dependents(name)}
     return {name for name in before if pipeline.stages[name].command.writes_data}
 
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What came of a pipeline.
+    """The result of a pipeline.
 
     Attributes:
         status: FINISHED, FAILED or KILLED.
         folder: the pipeline's folder.
-        stages: by name: `status`, `reason`, and the outputs of those that have finished.
+        stages: by name: `status`, `reason`, and the outputs if the stage has finished.
     """
 
     status: str
@@ -147,7 +148,7 @@ def main(words: list[str]) -> Outcome:
 def run_stages(
     pipeline: DeclaredPipeline, options: argparse.Namespace, *, display: Display, stop: StopRequest
 ) -> Outcome:
-    """Runs a pipeline with the flags of the command. Raises ConfigError if it cannot work."""
+    """Runs a pipeline with the options of the command. Raises ConfigError if it cannot work."""
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: expected at least 1")
     forced = pipeline.select(options.force, "--force")
@@ -163,7 +164,7 @@ def run_stages(
         tracking = resolve_store(tracking)
         composer.store = tracking.uri
     with ledger.lock(may_create=not options.dry_run):
-        ledger = PipelineLedger(folder)  # another command may have written it
+        ledger = PipelineLedger(folder)  # another command may have written it meanwhile
         decider = Decider(pipeline, ledger, composer, stored=StoredRuns(tracking), forced=forced, only=only)
         if options.dry_run:
             decisions = show_decisions(decider)
@@ -178,7 +179,7 @@ def run_stages(
 
 
 def show_decisions(decider: Decider) -> Mapping[str, Any]:
-    """Prints a line for each stage: `NAME  reuse`, or `NAME  run  WHY`."""
+    """Prints one line per stage: `NAME  reuse`, or `NAME  run  WHY`."""
     decisions: dict[str, StageDecision] = {}
     for name, stage in decider.pipeline.stages.items():
         before = [each for each in decider.pipeline.needs[name] if decisions[each].action != REUSE]
@@ -206,15 +207,15 @@ def run_pipeline(
     jobs: int = 1,
     force: Sequence[str] = (),
 ) -> PipelineResult:
-    """Runs a pipeline, as `scaleflow pipeline` does, and returns when all stages are over.
+    """Runs a pipeline, as `scaleflow pipeline` does, and returns when all stages have ended.
 
     Args:
-        name: of its file, without `.yaml`.
+        name: name of its file, without `.yaml`.
         words: such as "fit.training.epochs=5".
         config_dir: one or more folders with your own config options, as `--config-dir`.
-        folder: what it does is kept there; None: `pipelines/NAME`.
-        jobs: how many stages run at a time.
-        force: the stages that run again, whatever they are made of.
+        folder: folder for its records and results; None: `pipelines/NAME`.
+        jobs: how many stages run in parallel.
+        force: stages that run again although nothing has changed.
 
     Raises:
         ConfigError: if the pipeline cannot work.

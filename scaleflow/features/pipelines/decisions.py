@@ -1,8 +1,8 @@
-"""Composes the configs of stages, and decides which of them run again, and why.
+"""Composes the configs of stages and decides which stages run again, and why.
 
-A stage about a tracked run has the config of that run, with its overrides. What was composed is kept, so that it is
-done once. A stage is the same as before by its settings, its code, the content of its data, and packages. Modification
-times, comments and formatting do not count; neither do options that decide only how it is recorded.
+A stage about a tracked run uses that run's config with its own overrides. Composed configs are kept, so each is
+composed once. A stage is unchanged if its settings, code, data and packages are. Modification times, comments and
+formatting do not count, nor do options that only decide how a run is recorded.
 """
 
 import hashlib
@@ -50,38 +50,38 @@ from scaleflow.runs.provenance.machine import list_packages
 from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
 
-#: Sections and keys that do not change what a stage gives.
+#: Sections and keys that do not change a stage's result, and the keys of `tracking` that count nevertheless.
 IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
 KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
 
-#: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
+#: Maximum of configs composed for a sweep: the first job's, then configs that differ from it in one key.
 MAX_COMPOSED = 12
 
-#: Overrides that a pipeline sets.
+#: Overrides that the pipeline sets itself.
 SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What the configs of a stage come to."""
+    """The composed configs of a stage, reduced to what identifies its result."""
 
-    settings: Mapping[str, str]  # all values that count, as text, by their dotted keys
-    configs: Sequence[Mapping[str, Any]]  # the parts of its configs that name code and data
-    #: `path` and `arguments` of its first dataset; {} of a stage about a run
+    settings: Mapping[str, str]  # all values that count, as text, by dotted key
+    configs: Sequence[Mapping[str, Any]]  # the parts that name code and data
+    #: `path` and `arguments` of the first local dataset; {} for a stage about a run
     source: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StageComposer:
-    """Composes the configs of the stages of one command.
+    """Composes the configs of one command's stages.
 
     Args:
-        config_dirs: the folders with the user's options.
-        kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
-            uses are added to `used`.
+        config_dirs: folders with the user's options.
+        kept: compositions of earlier commands, by a digest of their inputs. This command adds those that it uses to
+            `used`.
 
     Attributes:
-        config_dirs: the folders with the user's options.
-        store: the address of the pipeline's store, in which runs are looked up; None until it is known.
+        config_dirs: folders with the user's options.
+        store: address of the pipeline's store, where runs are looked up; None until known.
     """
 
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
@@ -95,8 +95,8 @@ class StageComposer:
         """Composes and checks the configs of a stage.
 
         Args:
-            run: the run that it is about; empty: it composes a config.
-            folder: the folder of that run; None: it is looked up in the store.
+            run: the run that the stage is about; empty: the stage composes a config.
+            folder: that run's folder; None: look the run up in the store.
 
         Raises ConfigError if the config cannot work.
         """
@@ -118,7 +118,7 @@ class StageComposer:
             config = composed.resolved
             plan = check_stage_rules(stage, composed)
             target = plan.dataset.target
-            if not find_engine(plan.cluster).is_remote:  # the files are on this machine
+            if not find_engine(plan.cluster).is_remote:  # then the files are on this machine
                 source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
             settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
             configs.append(select_inputs(config))
@@ -140,12 +140,15 @@ class StageComposer:
 
 
 def make_stage_policy() -> Policy:
-    """Returns what a stage about a run takes from the run, whatever its command is."""
+    """Returns the sections that a stage about a run takes from that run, for any command."""
     return Policy((*DATA, "evaluation", *list_ignored_keys()), needs_files=False)
 
 
 def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
-    """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
+    """Checks a config by the rules of the stage's command and returns its plan.
+
+    Raises ConfigError if it cannot work.
+    """
     if (resume := composed.resolved.get("resume")) is not None:
         raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
     plan = make_plan(composed, Policy(work=stage.command.work))
@@ -155,7 +158,7 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
 
 
 def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedConfig:
-    """Composes a config from the words that are known. A key without a default has the stand-in for its value."""
+    """Composes a config from the words without UNKNOWN. Required keys with unknown values get UNKNOWN."""
     composed = compose_config([word for word in words if UNKNOWN not in word], config_dirs)
     missing = OmegaConf.missing_keys(composed.config)
     open_keys = [override_key(word) for word in words if UNKNOWN in word]
@@ -163,7 +166,7 @@ def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedC
 
 
 def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
-    """Whether it is not known yet which options, and so which keys, a config has."""
+    """Returns whether an unknown word may select options, so that the config's keys are not known yet."""
     keys = [override_key(word) for word in words if UNKNOWN in word]
     return UNKNOWN in keys or any("." not in key and key in list_options(config_dirs) for key in keys)
 
@@ -182,7 +185,7 @@ def is_swept(word: str) -> bool:
 
 
 def list_swept_values(override: Override) -> list[str]:
-    """Returns the values of a swept key, as words; of a range or an interval the first one."""
+    """Returns the values of a swept key as words. A range or interval gives only its first value."""
     sweep = override.value()
     if isinstance(sweep, RangeSweep | IntervalSweep):
         return [str(sweep.start)]
@@ -191,7 +194,7 @@ def list_swept_values(override: Override) -> list[str]:
 
 
 def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
+    """Yields the words of jobs: first with the first value of each swept key, then with one other value at a time."""
     overrides = CommandWords(words).parsed
     values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
 
@@ -205,7 +208,7 @@ def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values that can change what a stage gives, as text with secrets masked."""
+    """Returns the values that can change a stage's result, as text with secrets masked."""
     return {
         key: json.dumps(mask_secrets(value), default=str)
         for key, value in flatten_config(config).items()
@@ -214,14 +217,14 @@ def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a config by which its code and its data files are found."""
+    """Returns the part of a config that names its code and data files."""
     targets = [{"_target_": path} for _, path in list_targets(config)]
     weights = (config.get("model") or {}).get("init_from")
     return {"targets": targets, "dataset": mask_secrets(config.get("dataset") or {}), "weights": weights}
 
 
 def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
-    """Returns the options of the store in which a stage with these overrides is recorded, secrets included."""
+    """Returns the options of the store for a stage with these overrides, secrets included."""
     plain = [word for word in words if not is_swept(word)]
     if is_open(plain, config_dirs):
         plain = [word for word in plain if override_key(word).startswith(("tracking", "experiment"))]
@@ -229,7 +232,7 @@ def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
 
 
 def digest_options(config_dirs: Sequence[str]) -> str:
-    """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
+    """Returns a digest of all config files. It contains "oc.env" if one of them reads environment variables."""
     digest = hashlib.sha256()
     reads_environment = False
     for folder in (*list_conf_folders(), *map(Path, config_dirs)):
@@ -240,10 +243,10 @@ def digest_options(config_dirs: Sequence[str]) -> str:
     return digest.hexdigest()[:32] + (" oc.env" if reads_environment else "")
 
 
-#: The packages whose versions count for every stage but those of Python, besides what the user's code imports.
+#: Packages whose versions count for every stage except Python functions. So do packages that the user's code imports.
 PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
 
-#: The parts of a key, and those of a record, in the order in which they are compared.
+#: Categories of a stage's key, and the matching parts of a record, in the order of comparison.
 CATEGORIES = ("settings", "data", "code", "packages")
 PARTS = ("settings", "files", "code", "packages")
 
@@ -251,13 +254,13 @@ PARTS = ("settings", "files", "code", "packages")
 def make_key(
     stage: Stage, values: Mapping[str, Any], composition: Composition | None, config_dirs: Sequence[str]
 ) -> StageKey:
-    """Returns what a stage is made of now.
+    """Returns the present ingredients of a stage.
 
     Args:
         stage: the stage.
-        values: its keys, resolved; the outputs of other stages are in them.
-        composition: of its configs; None of a function.
-        config_dirs: the folders with the user's options, in which modules are looked for, too.
+        values: its resolved keys, with the outputs of other stages filled in.
+        composition: its composed configs; None for a Python function.
+        config_dirs: folders with the user's options. Modules are looked up there as well.
     """
     search = list_own_folders(config_dirs)
     own = {key: repr(value) for key, value in values.items() if key != "overrides"}
@@ -283,13 +286,13 @@ def make_key(
     return dict(zip(CATEGORIES, parts, strict=True))
 
 
-#: The installed packages by name, and the names of those that have a module, read once.
+#: Installed packages by name, and package names by module, each read once.
 read_packages = cache(list_packages)
 list_distributions = cache(packages_distributions)
 
 
 def find_packages(modules: Iterable[str]) -> set[str]:
-    """Returns the names of the installed packages that have these top-level modules, in lower case."""
+    """Returns the installed packages that provide these top-level modules, in lower case."""
     others = {each for each in modules if each not in sys.stdlib_module_names and each != "scaleflow"}
     known = {name.lower() for name in read_packages()}
     found = {each.lower() for each in others if each.lower() in known}
@@ -299,14 +302,14 @@ def find_packages(modules: Iterable[str]) -> set[str]:
 
 
 def explain_change(before: StageKey, now: StageKey) -> str:
-    """Says what differs first between two keys; empty if nothing does."""
+    """Returns the first difference between two keys as text; empty if they are equal."""
     old, new = (
         record_parts(*(key.get(part, {}) for part in ("code", "data", "settings", "packages"))) for key in (before, now)
     )
     return next(map(str, compare(old, new, PARTS)), "")
 
 
-#: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.
+#: Decisions about a stage: reuse its result, run it, skip it (its condition is false), leave it out (by `--only`).
 REUSE = "reuse"
 RUN = "run"
 SKIP = "skip"
@@ -315,22 +318,22 @@ LEAVE = "leave"
 
 @dataclass(frozen=True)
 class StageDecision:
-    """What becomes of a stage."""
+    """The decision about a stage."""
 
-    action: str = ""  # `reuse`, `run`, `skip` or `leave`; empty: not yet decided
-    why: str = ""  # the reason; empty if it is reused
-    key: StageKey | None = None  # what it is made of; None if that is not known yet
-    values: Mapping[str, Any] = field(default_factory=dict)  # its keys, resolved
-    continues: bool = False  # whether it goes on where an earlier command was interrupted
+    action: str = ""  # `reuse`, `run`, `skip` or `leave`; empty: not decided yet
+    why: str = ""  # reason; empty for `reuse`
+    key: StageKey | None = None  # its ingredients; None: not known yet
+    values: Mapping[str, Any] = field(default_factory=dict)  # its resolved keys
+    continues: bool = False  # whether it continues an interrupted execution
 
 
 @dataclass
 class StageProgress:
-    """What has become of a stage in a command."""
+    """The progress of a stage in this command."""
 
     stage: Stage
-    record: StageRecord  # its last execution; an empty one if there is none
-    decision: StageDecision = StageDecision()  # about it
+    record: StageRecord  # its last execution, or an empty record
+    decision: StageDecision = StageDecision()  # the decision about it
     #: RUNNING, FINISHED, FAILED, KILLED, `reused`, `skipped`, `left out` or `not run`; empty: not yet decided
     state: str = ""
     reason: str = ""  # why it did not finish
@@ -345,7 +348,7 @@ class StageProgress:
 
     @property
     def is_good(self) -> bool:
-        """Whether the stages that need it can run."""
+        """Whether stages that need this one can run."""
         return self.state in ("FINISHED", "reused")
 
     @property
@@ -356,17 +359,20 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides about the stages of one command."""
+    """Decides which of a command's stages run."""
 
     pipeline: DeclaredPipeline
     ledger: PipelineLedger
     composer: StageComposer
-    stored: StoredRuns  # tells whether the run of a finished stage still exists, and what an alias names now
-    forced: Collection[str] = ()  # the stages that run again, whatever they are made of
-    only: Collection[str] = ()  # the stages that may run; empty: all
+    stored: StoredRuns  # knows whether runs still exist, and which model an alias names
+    forced: Collection[str] = ()  # stages to run although nothing changed
+    only: Collection[str] = ()  # stages that may run; empty: all
 
     def decide(self, stage: Stage) -> StageDecision:
-        """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
+        """Decides about a stage after the stages that it needs have ended.
+
+        Raises ConfigError if a reference has no value.
+        """
         if not self.pipeline.holds(stage, self._read):
             return StageDecision(SKIP, "its condition is false")
         values = self.pipeline.resolve(stage, self._read)
@@ -382,11 +388,11 @@ class Decider:
         return StageDecision(RUN, why, key, values=values, continues=continues)
 
     def is_wanted(self, name: str) -> bool:
-        """Whether a stage may run: without `--only`, or if that names it."""
+        """Returns whether a stage may run: `--only` names it or is not used."""
         return not self.only or name in self.only
 
     def _find_reason(self, stage: Stage, record: StageRecord | None, key: StageKey) -> str:
-        """Returns why a stage runs; empty if its recorded result is used."""
+        """Returns why a stage has to run; empty if its recorded result can be reused."""
         if record is None:
             return "has not run"
         if self._is_forced(stage, record):
@@ -398,7 +404,7 @@ class Decider:
         return self.stored.find_loss(record)
 
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
-        """A forced stage that an interrupted command has begun is not forced twice."""
+        """Returns whether a flag forces the stage. A continued command forces no stage twice."""
         is_done = record is not None and record.is_forced and record.execution == self.ledger.execution
         return stage.name in self.forced and not (is_done and self.ledger.status != "FINISHED")
 
@@ -416,7 +422,7 @@ class Decider:
         return {**key, "settings": settings}
 
     def find_folder_of_run(self, run: str) -> Path | None:
-        """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
+        """Returns the folder of the run that this pipeline recorded under a run id or model; None for other runs."""
         for record in self.ledger.records.values():
             for outputs in (record.outputs, record.outputs.get("best") or {}):
                 if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):

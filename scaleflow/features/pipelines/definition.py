@@ -1,4 +1,4 @@
-"""Reads a pipeline: `pipeline/NAME.yaml` in a folder of options, as Hydra composes it."""
+"""Reads and checks a pipeline, the file `pipeline/NAME.yaml` in a config folder. Hydra composes it."""
 
 import contextlib
 import graphlib
@@ -40,11 +40,11 @@ from scaleflow.interfaces.stages import COMMON_KEYS, StageCommand
 
 GROUP = "pipeline"
 
-#: A name of a stage, and of one of those that `foreach` makes.
+#: Valid names of stages, and valid values of `foreach`, which become part of a name.
 STAGE_NAME = re.compile(r"[A-Za-z][\w-]*")
 MEMBER_NAME = re.compile(r"[\w-]+")
 
-#: Keys of the file that are not the user's.
+#: Keys of the file with a fixed meaning. All others are the user's.
 OWN_KEYS = ("overrides", "stages")
 
 
@@ -52,31 +52,32 @@ OWN_KEYS = ("overrides", "stages")
 class Stage:
     """A stage of a pipeline."""
 
-    name: str  # such as `fit`, or `adapt.berlin` of a stage with `foreach`
+    name: str  # such as `fit`, or `adapt.berlin` with `foreach`
     command: StageCommand
-    values: Mapping[str, Any]  # its keys besides the common ones, with interpolations
-    variables: Mapping[str, Any]  # those of `foreach`
-    after: tuple[str, ...]  # the stages that come before it, though it does not refer to them
-    condition: StageCondition | None  # whether it runs; None: always
-    line: str  # where it is written, for messages
+    values: Mapping[str, Any]  # keys of its command, with interpolations
+    variables: Mapping[str, Any]  # variables of `foreach`
+    after: tuple[str, ...]  # stages that must end first without being referred to
+    condition: StageCondition | None  # None: always runs
+    line: str  # its place in the file, for messages
 
 
 @dataclass(frozen=True)
 class DeclaredPipeline:
-    """A pipeline."""
+    """A pipeline, as declared in its file."""
 
     name: str
-    config_dirs: tuple[str, ...]  # absolute paths of the folders with the user's options
+    config_dirs: tuple[str, ...]  # absolute paths of the user's config folders
     text: str  # the composed file, as YAML
-    overrides: Sequence[Any]  # of all stages that compose a config, with interpolations
+    overrides: Sequence[Any]  # for all stages that compose a config, with interpolations
     values: Mapping[str, Any]  # the user's own keys, with interpolations
-    stages: Mapping[str, Stage]  # by name, in an order in which they can run
-    needs: Mapping[str, frozenset[str]]  # by stage, those that have to be over before it begins
+    stages: Mapping[str, Stage]  # by name, in a possible running order
+    needs: Mapping[str, frozenset[str]]  # stages that must end before a stage begins, by name
 
     def resolve(self, stage: Stage, read: ReadOutput) -> dict[str, Any]:
-        """Returns a stage's keys without interpolations; `overrides` has the pipeline's own first, and no lists inside.
+        """Returns a stage's keys with interpolations resolved.
 
-        Raises ConfigError, which says where the stage is written, if a reference cannot be resolved.
+        `overrides` begins with the pipeline's overrides and is flat. Raises ConfigError if a reference cannot be
+        resolved. The message names the stage's line.
         """
         values = dict(stage.values)
         if stage.command.composes:
@@ -89,7 +90,7 @@ class DeclaredPipeline:
         return resolved
 
     def holds(self, stage: Stage, read: ReadOutput) -> bool:
-        """Whether a stage's condition is true. Raises ConfigError if it cannot be told."""
+        """Returns whether a stage's condition is true. Raises ConfigError if a value of it is not known."""
         if stage.condition is None:
             return True
         with name_line(stage.line):
@@ -103,12 +104,12 @@ class DeclaredPipeline:
         return resolved
 
     def split_reference(self, path: str) -> tuple[str, list[str]]:
-        """Returns the stage and the output that a reference names. Raises ConfigError if there is none."""
+        """Returns the stage and the path of the output that a reference names. Raises ConfigError if there is none."""
         commands = {name: stage.command for name, stage in self.stages.items()}
         return split_reference(path, commands, group_members(self.stages))
 
     def select(self, names: Sequence[str], flag: str) -> list[str]:
-        """Returns the stages that a flag names; that of a stage with `foreach` stands for all that it makes."""
+        """Returns the stages named by a flag. The name of a stage with `foreach` selects all its members."""
         members = group_members(self.stages)
         unknown = [name for name in names if name not in self.stages and name not in members]
         if unknown:
@@ -117,9 +118,9 @@ class DeclaredPipeline:
         return [each for name in names for each in ([name] if name in self.stages else members[name])]
 
     def find_dependents(self, name: str) -> set[str]:
-        """Returns the stages that come after one, because they refer to it, or to one that does."""
+        """Returns all stages that need this one, directly or through others."""
         found = {name}
-        for each, needs in self.needs.items():  # in the order in which they run
+        for each, needs in self.needs.items():  # in running order
             if needs & found:
                 found.add(each)
         return found - {name}
@@ -127,7 +128,7 @@ class DeclaredPipeline:
 
 @contextlib.contextmanager
 def name_line(line: str) -> Iterator[None]:
-    """Says in a ConfigError of the block where the stage is written."""
+    """Prefixes each ConfigError of the block with the stage's place in the file."""
     try:
         yield
     except ConfigError as refusal:
@@ -135,7 +136,7 @@ def name_line(line: str) -> Iterator[None]:
 
 
 def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
-    """Returns the stages that each stage with `foreach` makes."""
+    """Returns the member stages of each stage with `foreach`."""
     members: dict[str, list[str]] = {}
     for name, stage in stages.items():
         if stage.variables:
@@ -144,8 +145,9 @@ def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 
 
 def quote_result(written: Any, word: Any) -> Any:
-    """Returns a resolved override, or a list of them, with values in quotes if references made of them what Hydra
-    cannot read.
+    """Quotes an override's value if a reference gave it characters that Hydra cannot parse.
+
+    `written` is the override before references were resolved, `word` the one after, or a list.
     """
     if isinstance(word, list):
         return [quote_result(written, each) for each in word]
@@ -160,7 +162,7 @@ def quote_result(written: Any, word: Any) -> Any:
 
 
 def check_override_words(words: Sequence[Any]) -> list[str]:
-    """Returns the words, of those for one key the last. Hydra refuses two options of one group."""
+    """Returns the overrides, only the last one of each key. Hydra rejects two options of one group."""
     for word in words:
         if not isinstance(word, str):
             raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
@@ -169,13 +171,13 @@ def check_override_words(words: Sequence[Any]) -> list[str]:
 
 
 def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> DeclaredPipeline:
-    """Reads a pipeline and checks it, as far as that is possible without the configs of its stages.
+    """Reads a pipeline and checks everything that needs no configs of its stages.
 
     Args:
-        name: of the file, without its folder and `.yaml`.
-        words: `STAGE.KEY=VALUE`, which adds an override to a stage; `KEY=VALUE` for a key of the user's in the file.
+        name: name of the file, without folder and `.yaml`.
+        words: `STAGE.KEY=VALUE` adds an override to a stage. `KEY=VALUE` sets one of the user's keys in the file.
 
-    Raises ConfigError, which names the line of the file, if it cannot work.
+    Raises ConfigError if the pipeline cannot work. The message names the line of the file.
     """
     config = compose_pipeline(name, config_dirs)
     text = OmegaConf.to_yaml(config)
@@ -198,10 +200,10 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
 
 
 def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
-    """Composes the file, whose content is the root."""
+    """Composes the file, with its content at the root of the config."""
     given = CommandWords(config_dirs=config_dirs).prepare()
     files = find_pipeline_files(name, config_dirs)
-    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
+    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # this reads many files
         raise ConfigError(
             f"{name}: there is no such pipeline{suggest(name, known)} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
@@ -218,13 +220,13 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
 
 
 def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
-    """Returns the files of a pipeline, of which Hydra takes the first."""
+    """Returns the files with this pipeline's name. Hydra takes the first."""
     paths = (folder / GROUP / f"{name}.yaml" for folder in (*list_conf_folders(), *map(Path, config_dirs)))
     return [path for path in paths if path.is_file()]
 
 
 class SourceLines:
-    """Where the keys of a pipeline's file are written."""
+    """Finds the lines of keys in a pipeline's file."""
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
         self._name = f"{GROUP}/{name}.yaml"
@@ -232,7 +234,7 @@ class SourceLines:
         self._tree = yaml.compose(files[0].read_text()) if files else None
 
     def find(self, *keys: str) -> str:
-        """Returns the file, with the line of a key if it is in this file."""
+        """Returns the file's name, and the line of a key if the file has it."""
         node = self._tree
         line = 0
         for key in keys:
@@ -246,7 +248,7 @@ class SourceLines:
 
 
 def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) -> dict[str, Stage]:
-    """Reads a stage, or those that its `foreach` makes. Raises ConfigError if it is wrong."""
+    """Reads a stage, or all members of its `foreach`. Raises ConfigError if it is wrong."""
     if not STAGE_NAME.fullmatch(key):
         raise ConfigError("its name must be of letters, digits, _ and -, and begin with a letter")
     known = list_stage_commands()
@@ -281,7 +283,7 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
 
 
 def check_stage_keys(command: StageCommand, values: dict[str, Any]) -> None:
-    """Checks the types and the written-out choices of a stage's own keys. Makes a list of its overrides."""
+    """Checks types and literal choices of a stage's own keys. Turns its `overrides` into a list."""
     for key, value in values.items():
         choices = command.flags.get(key, ())
         text = str(value).lower() if isinstance(value, bool) else value
@@ -296,7 +298,7 @@ def check_stage_keys(command: StageCommand, values: dict[str, Any]) -> None:
 
 
 def list_overrides(value: Any) -> list[Any]:
-    """Returns overrides as a list. Raises ConfigError unless they are a list or a reference to one."""
+    """Returns overrides as a list. Raises ConfigError if they are neither a list nor a reference."""
     if isinstance(value, str) and value.startswith("${"):
         return [value]
     if not isinstance(value, list | None):
@@ -305,7 +307,7 @@ def list_overrides(value: Any) -> list[Any]:
 
 
 def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the variables of each stage that `foreach` makes: all combinations of its values."""
+    """Returns the variables of each member of `foreach`: all combinations of its values."""
     resolved = resolve_now("foreach", foreach, values)
     if not isinstance(resolved, dict) or not resolved:
         raise ConfigError(f"foreach: {resolved}: expected {{VARIABLE: [VALUE, ...]}}")
@@ -324,7 +326,7 @@ def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
-    """Resolves a key by the user's keys alone. Raises ConfigError if it refers to an output."""
+    """Resolves a key from the user's keys alone. Raises ConfigError if it refers to a stage's output."""
 
     def refuse(path: str) -> tuple[str, list[str]]:
         raise ConfigError(f"{key}: ${{stages.{path}}}: the stages must be known before any of them has run")
@@ -333,7 +335,7 @@ def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:
-    """Adds the words of the command: overrides of stages, and values of the user's keys."""
+    """Applies the words of the command: adds overrides to stages and sets the user's keys."""
     stages = dict(pipeline.stages)
     values = OmegaConf.create(dict(pipeline.values))
     members = group_members(stages)
@@ -361,7 +363,7 @@ def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPip
 
 
 def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
-    """Finds out which stages depend on which, and orders them. Raises ConfigError if they depend on each other."""
+    """Orders stages by their dependencies. Raises ConfigError if they depend on each other in a circle."""
     members = group_members(pipeline.stages)
     needs: dict[str, set[str]] = {}
     for name, stage in pipeline.stages.items():
@@ -395,7 +397,7 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
 
 
 def sort_stages(needs: Mapping[str, set[str]]) -> list[str]:
-    """Orders stages so that each comes after those that it needs, and otherwise as they are written."""
+    """Orders stages so that each comes after the stages it needs, and otherwise as in the file."""
     rest = [*needs]
     done = list[str]()
     while rest:

@@ -1,6 +1,7 @@
-"""The ledger of a pipeline, `pipeline.json` in its folder: the same command reads it and goes on from there.
+"""The ledger of a pipeline: each stage's last execution, in `pipeline.json` in its folder.
 
-The runs and models of finished stages are looked up in the store, as they may be deleted.
+The next command reads it and continues from there. Runs and models of finished stages are looked up in the store,
+because they may have been deleted.
 """
 
 import contextlib
@@ -20,14 +21,14 @@ from scaleflow.runs.folder import hold_lock, read_json, replace_json
 from scaleflow.tracking.model_uris import resolve_reference
 from scaleflow.tracking.store import MlflowTracker
 
-#: The folder of all pipelines, in the current one, and that of a pipeline's own runs, in its folder.
+#: PIPELINES holds all pipelines, in the current folder. RUNS holds a pipeline's own runs, in its folder.
 PIPELINES = "pipelines"
 RUNS = "_runs"
 
-#: The lock of a pipeline's folder.
+#: Lock file in a pipeline's folder.
 LOCK = "pipeline.lock"
 
-#: What decides whether a stage is the same: settings, code, data and packages, each with its parts by name.
+#: Ingredients of a stage: settings, code, data and packages, each by name. If none changed, its result is reused.
 StageKey = Mapping[str, Mapping[str, str]]
 
 
@@ -35,27 +36,27 @@ StageKey = Mapping[str, Mapping[str, str]]
 class StageRecord:
     """The last execution of a stage."""
 
-    key: StageKey  # of what it was made
-    attempt: int  # the number of its folder
-    execution: int  # that of the pipeline which ran it
+    key: StageKey  # its ingredients
+    attempt: int  # number of its folder
+    execution: int  # number of the pipeline's execution that ran it
     status: str = "RUNNING"  # or FINISHED, FAILED, KILLED
     outputs: dict[str, Any] = field(default_factory=dict)
     reason: str = ""  # why it did not finish
     began: float = 0.0  # in seconds since the epoch
     ended: float | None = None
-    files: list[str] = field(default_factory=list)  # those that a function's arguments or result named at its end
-    is_forced: bool = False  # whether a flag named it, so that it is not forced again when the command goes on
-    process: tuple[int, float] | None = None  # the id of its process, and when that began
+    files: list[str] = field(default_factory=list)  # existing files named by a function's arguments or result
+    is_forced: bool = False  # a flag forced it; then it is not forced again when the command continues
+    process: tuple[int, float] | None = None  # process id, and start in seconds since the epoch
 
 
 class PipelineLedger:
-    """What a pipeline has done.
+    """The record of a pipeline's stages.
 
     Attributes:
-        execution: the number of the last execution; 0 if there was none.
-        status: how that ended; `RUNNING` if it has not.
-        records: the last execution of each stage.
-        composed: what configs were composed to, by a digest of all that they were made of.
+        execution: number of the last execution; 0 before the first.
+        status: how the last execution ended; `RUNNING` if it has not.
+        records: last execution of each stage.
+        composed: composed configs, by a digest of everything that they were composed from.
 
     Raises ConfigError if the file cannot be read.
     """
@@ -98,8 +99,11 @@ class PipelineLedger:
 
     @contextlib.contextmanager
     def lock(self, may_create: bool) -> Iterator[None]:
-        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one, or if the
-        folder is not a pipeline's. Without a folder, and if none `may_create` be made, there is no lock.
+        """Keeps other commands of this pipeline out during the block.
+
+        Takes no lock if the folder does not exist and must not be created (`may_create`).
+
+        Raises ConfigError if another command holds the lock, or if the folder is not a pipeline's.
         """
         if may_create:
             try:
@@ -121,11 +125,11 @@ class PipelineLedger:
 
     @property
     def run_folder(self) -> Path:
-        """The absolute path of the folder of the pipeline's own run in this execution."""
+        """Absolute path of the folder of the pipeline's own run in this execution."""
         return self.folder.absolute() / RUNS / str(self.execution)
 
     def find_earlier_run_folder(self) -> Path | None:
-        """Returns the absolute path of the newest folder of an earlier execution's run; None if there is none."""
+        """Returns the absolute path of the latest earlier execution's run folder, or None."""
         for execution in range(self.execution - 1, 0, -1):
             folder = self.folder.absolute() / RUNS / str(execution)
             if folder.is_dir():
@@ -133,12 +137,12 @@ class PipelineLedger:
         return None
 
     def find_folder(self, name: str, attempt: int) -> Path:
-        """Returns the absolute path of the folder of a stage."""
+        """Returns the absolute path of a stage's folder."""
         return self.folder.absolute() / name / str(attempt)
 
 
 def move_paths(value: Any, before: str, now: Path) -> Any:
-    """Returns a value in which the paths below a folder that was moved or copied are those of the present folder."""
+    """Returns a value with paths below `before` moved to `now`, after the pipeline's folder was moved or copied."""
     if isinstance(value, dict):
         return {key: move_paths(each, before, now) for key, each in value.items()}
     if isinstance(value, list):
@@ -149,7 +153,7 @@ def move_paths(value: Any, before: str, now: Path) -> Any:
 
 
 def describe_longer_runs(folder: str | None) -> str:
-    """Says with which length a command resumed the run of a stage, or a job of its sweep; empty if none did."""
+    """Says that a stage's run, or a job of its sweep, was resumed with another length; empty if not."""
     if folder is None:
         return ""
     for path in (Path(folder), *sorted(each.parent for each in Path(folder).glob("*/events.jsonl"))):
@@ -159,12 +163,12 @@ def describe_longer_runs(folder: str | None) -> str:
     return ""
 
 
-#: A registered model by an alias, which may move.
+#: A registered model by an alias, which may move to another version.
 ALIAS = re.compile(r"models:/[^/@\s'\"]+@[\w-]+")
 
 
 class StoredRuns:
-    """The runs in the store of a pipeline, at the address in `tracking`; it is connected when it is asked first."""
+    """The runs in a pipeline's store. It connects on the first question."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
@@ -176,9 +180,9 @@ class StoredRuns:
         return tracker
 
     def find_loss(self, record: StageRecord) -> str:
-        """Says what of a finished stage is gone, or became another run; empty if nothing is.
+        """Says which result of a finished stage is missing or has changed; empty if none.
 
-        Raises ConfigError if the store does not answer.
+        Checks its files, its run's length, and its run in the store. Raises ConfigError if the store does not answer.
         """
         outputs = record.outputs
         for file in filter(None, (outputs.get("file"), *record.files)):
@@ -199,11 +203,11 @@ class StoredRuns:
         return ""
 
     def fix_aliases(self, text: str) -> str:
-        """Replaces `models:/NAME@ALIAS` in a text by the model that it names now; an alias that names none stays."""
+        """Replaces each `models:/NAME@ALIAS` in a text by its current model. An alias without a model stays."""
         return ALIAS.sub(lambda found: self._find_model(found[0]), text) if self._tracking.name != "none" else text
 
     def _find_model(self, uri: str) -> str:
         try:
             return f"models:/{resolve_reference(uri, str(self._tracker.uri)).model_id}"
-        except ConfigError:  # the command of the stage says why
+        except ConfigError:  # the stage's command explains it
             return uri

@@ -1,4 +1,4 @@
-"""The stage that calls a function of the user's: `command: python`, which is no command of its own."""
+"""The stage `command: python`, which calls a function of the user's. It is not a command of `scaleflow`."""
 
 import ast
 import json
@@ -13,12 +13,12 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces.stages import UNKNOWN, StageCommand
 from scaleflow.runs.code_digest import find_folders, find_source
 
-#: What the function returned, in the stage's folder.
+#: The function's return value, in the stage's folder.
 RESULT = "result.json"
 
 
 class PythonStage(StageCommand):
-    """A function of the user's."""
+    """Calls a function of the user's."""
 
     def check(self, values: Mapping[str, Any], config_dirs: Sequence[str]) -> None:
         check_function(str(values["target"]), values.get("arguments") or {}, config_dirs)
@@ -31,7 +31,7 @@ class PythonStage(StageCommand):
         return {"result": json.loads((folder / RESULT).read_text())}
 
     def list_files(self, values: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
-        """Returns the absolute paths of the files and folders that its `writes`, arguments or result name."""
+        """Returns absolute paths of existing files and folders named in its `writes`, arguments or result."""
         writes = list_texts(values.get("writes"))
         for each in writes:
             if not Path(each).exists():
@@ -54,7 +54,7 @@ PYTHON = PythonStage(
 
 
 def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ()) -> None:
-    """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
+    """Checks, without importing it, that a function exists and takes the arguments. Raises ConfigError if not."""
     if not isinstance(arguments, Mapping) and arguments != UNKNOWN:
         raise ConfigError(f"arguments: {arguments}: expected {{NAME: VALUE}}")
     module, _, name = target.rpartition(".")
@@ -74,7 +74,7 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
         raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
-        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
+        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # imported or assigned there
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
     if isinstance(arguments, Mapping):
@@ -82,7 +82,7 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
 
 
 def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a function does not take the arguments, or needs others."""
+    """Raises ConfigError if a function lacks a parameter for an argument, or an argument for a parameter."""
     if taken.kwarg is None:
         names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
         for each in arguments:
@@ -100,12 +100,12 @@ def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, 
 def is_existing_path(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # it is too long, or has a null character
+    except (OSError, ValueError):  # too long, or with a null character
         return False
 
 
 def list_texts(value: Any) -> list[str]:
-    """Returns the texts in a value of JSON, those in its lists and mappings too."""
+    """Returns all strings in a JSON value, including nested ones."""
     if isinstance(value, Mapping | list):
         return [text for each in (value.values() if isinstance(value, Mapping) else value) for text in list_texts(each)]
     return [value] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-"""Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
+"""Makes the records of a pipeline: tables, descriptions, `stages.yaml`, and a picture of its stages."""
 
 import os
 import re
@@ -19,28 +19,27 @@ from scaleflow.launcher.recording.description import format_code_block, format_l
 from scaleflow.pages.charts import shorten_name, text, to_file, wrap_svg
 from scaleflow.runs import EventReader, RunFolder
 
-#: The colour of a box by the state of its stage.
+#: Colour of a stage's box, by its state.
 COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FAILED": "#f4c7c3", "KILLED": "#f4c7c3"}
 
-#: The colour of a stage that has not begun.
+#: Colour of a stage that has not begun.
 WAITING_COLOUR = "#eeeeee"
 
-#: The head of an arrow.
 ARROW_HEAD = (
     '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     '<path d="M0 0L8 4L0 8z" style="fill:#777777"/></marker></defs>'
 )
 
-#: Pixels: the size of a box, and the space between two.
+#: Pixels: width and height of a box, and the space between boxes.
 WIDTH = 170
 HEIGHT = 50
 GAP = 44
 
 
 def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
-    """Returns the column and the row of each stage: it is right of all that it needs."""
+    """Returns column and row of each stage. A stage is to the right of all stages it needs."""
     columns: dict[str, int] = {}
-    for name, before in needs.items():  # in the order in which they run
+    for name, before in needs.items():  # in running order
         columns[name] = 1 + max((columns[each] for each in before), default=-1)
     rows: dict[int, int] = {}
     cells = {}
@@ -51,10 +50,9 @@ def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, 
 
 
 def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress]) -> str:
-    """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs; returns the
-    content of an SVG file.
+    """Draws stages as boxes with state and time, with arrows from the stages they need. Returns an SVG file's content.
 
-    `needs` has the stages in an order in which they can run.
+    `needs` lists the stages in running order.
     """
     corners = {}
     for name, (column, row) in lay_out_stages(needs).items():
@@ -67,7 +65,7 @@ def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageP
         parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7" {style}/>')
         middle = x + WIDTH / 2
         for words, line, weight in ((shorten_name(name), 21, "bold"), (note, 39, "normal")):
-            style = f' style="fill:#1f2328;font-weight:{weight}"'  # boxes are light on a dark page, too
+            style = f' style="fill:#1f2328;font-weight:{weight}"'  # boxes are light even on a dark page
             parts.append(text(middle, y + line, words, anchor="middle", more=style))
         for other in sorted(needs[name]):
             start = corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2
@@ -78,19 +76,19 @@ def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageP
     return to_file(wrap_svg("the stages of the pipeline", width, height, parts))
 
 
-#: The tag with the name of the stage that a run is of.
+#: Tag of a run: the name of its stage.
 STAGE_TAG = "scaleflow.stage"
 
-#: The most metrics of a stage that the table shows, the most characters of the table in the description, and the
-#: letters of ids and digests there.
+#: Maximum of metrics per stage in the table, maximum of characters of the table in the description, and number of
+#: characters shown of ids.
 MAX_SHOWN = 3
 LONGEST_TABLE = 6000
 SHORT = 8
 
-#: A version of a registered model.
+#: Address of a version of a registered model.
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
-#: A long digest, whose beginning is shown.
+#: A long digest. Only its first eight characters are shown.
 DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
 
 
@@ -99,7 +97,7 @@ def format_seconds(record: StageRecord) -> str:
 
 
 def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> list[list[str]]:
-    """Returns the table of results: a row for each stage, with a head."""
+    """Returns the table of results: a header, then a row per stage."""
     rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
     for each in stages:
         outputs = each.outputs
@@ -112,7 +110,7 @@ def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> lis
 
 
 def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
-    """Returns the results of a stage in a few words."""
+    """Returns a stage's results in a few words: its command's summary, or its first metrics."""
     own = stage.command.summarize(outputs) if outputs else ""
     if own:
         return own
@@ -123,7 +121,7 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
 
 
 def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
-    """Returns the name and the digest of the splits that a stage trained with, or else of the files that it read."""
+    """Returns (name, digest) of the splits that a stage trained with, or else of the files it read."""
     folder = (record.outputs.get("best") or record.outputs).get("folder")
     events = EventReader(RunFolder(Path(folder)).events).read() if folder else ()
     for event in events:
@@ -133,7 +131,7 @@ def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
 
 
 def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) -> str:
-    """Returns the description of a pipeline's run, in Markdown: its results with links to runs and models."""
+    """Returns the Markdown description of a pipeline's run: its results with links to runs and models."""
     head, *rest = rows
     linked = [
         [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
@@ -150,7 +148,7 @@ def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) 
 
 
 def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[str, Any], command: str) -> str:
-    """Returns the description of the run of a stage whose command records none; `text` has its results, or why not."""
+    """Returns the description of a stage's run if its command records none. `text`: its results, or why it failed."""
     links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
     about = " ".join(filter(None, links))
     parts = [f"**{status}**: stage {name}{f': {text}' if text else ''}", f"About {about}" if about else ""]
@@ -158,21 +156,19 @@ def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[st
 
 
 def link_run(run_id: str, text: str = "") -> str:
-    """Returns a link to the page of a run, which works wherever these pages are shown; the text if there is none."""
+    """Returns a Markdown link to a run's page, relative to the store's pages; only the text without a run."""
     return f"[{text or run_id[:SHORT]}](#/runs/{run_id})" if run_id else text
 
 
 def link_model(uri: str) -> str:
-    """Returns a link to the page of a registered version; of a logged model its id, which the page of its run links."""
+    """Returns a link to the page of a registered version. For a logged model, returns its short id without a link."""
     if found := VERSION.fullmatch(uri):
         return f"[{found[1]} v{found[2]}](#/models/{found[1]}/versions/{found[2]})"
     return uri.removeprefix("models:/")[: SHORT + 2]
 
 
 def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config_dirs: tuple[str, ...]) -> Path:
-    """Writes `stages.yaml`: of each stage its keys after all references were replaced, its command, its results, and
-    what it is made of.
-    """
+    """Writes `stages.yaml`: each stage's resolved keys, command line, results and ingredients."""
     written: dict[str, Any] = {}
     for each in stages:
         command = each.stage.command
@@ -194,7 +190,7 @@ def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config
 
 
 def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns outputs without the metrics of speed and of baselines, and without those of a sweep twice."""
+    """Returns outputs without rare metrics (speed, baselines) and without a second copy of a sweep's metrics."""
     kept: dict[str, Any] = {key: value for key, value in outputs.items() if key not in ("metrics", "best")}
     metrics = outputs.get("metrics") or {}
     best = outputs.get("best") or {}
@@ -204,7 +200,7 @@ def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset[str]], folder: Path) -> Path:
-    """Draws the graph of the stages with their states and times as `graph.svg`."""
+    """Writes `graph.svg`, the graph of stages with states and times."""
     path = folder / "graph.svg"
     partial = folder / f".{os.getpid()}.svg"
     partial.write_text(draw_stages(needs, {each.name: each for each in stages}), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""References to the outputs of stages, `${stages.fit.run_id}`, and the conditions of stages.
+"""References to the outputs of stages, such as `${stages.fit.run_id}`, and the conditions of stages.
 
-A reference becomes a call of a resolver of OmegaConf, so that it works wherever an interpolation does: also in a key of
-the user's that a stage refers to.
+A reference becomes a call of an OmegaConf resolver. So it works wherever an interpolation does, including the user's
+keys that a stage refers to.
 """
 
 import ast
@@ -26,7 +26,7 @@ RESOLVER = "scaleflow.stage"
 REFERENCE = re.compile(r"\$\{\s*stages\.([^{}]*?)\s*\}")
 INTERPOLATION = re.compile(r"\$\{[^{}]*\}")
 
-#: Receives a stage's name and the path of an output; returns its value.
+#: Takes a stage's name and the path of an output, and returns its value.
 ReadOutput = Callable[[str, Sequence[str]], Any]
 
 COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
@@ -38,15 +38,15 @@ COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 
-#: The beginnings of metrics that a message does not list.
+#: Prefixes of metrics that messages and `stages.yaml` leave out.
 RARE = ("perf/", "baseline/")
 
-#: Words of YAML in a condition.
+#: YAML constants that a condition may use.
 CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def rewrite_references(value: Any) -> Any:
-    """Replaces the references in the strings of a plain config by calls of the resolver."""
+    """Replaces references in the strings of a plain config by resolver calls."""
     if isinstance(value, Mapping):
         return {key: rewrite_references(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -59,12 +59,12 @@ def rewrite_references(value: Any) -> Any:
 def split_reference(
     path: str, commands: Mapping[str, StageCommand], groups: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str]]:
-    """Returns the stage and the output that a reference names; of a metric, its name is the last part.
+    """Returns the stage and the output path that a reference names. A metric's name is one part, even with dots.
 
     Args:
         path: such as `fit.metrics.test/accuracy`.
-        commands: by the names of the stages.
-        groups: the stages that a stage with `foreach` stands for.
+        commands: command of each stage, by its name.
+        groups: members of each stage with `foreach`.
 
     Raises ConfigError if there is no such stage or output.
     """
@@ -97,7 +97,7 @@ def split_reference(
 
 
 def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -> Any:
-    """Returns an output of a stage that has finished. Raises ConfigError, which names what there is, if it has none."""
+    """Returns an output of a finished stage. Raises ConfigError, with the names that exist, if there is none."""
     value: Any = outputs
     for depth, key in enumerate(path):
         if not isinstance(value, Mapping) or key not in value:
@@ -120,7 +120,7 @@ def resolve_values(
 
     Args:
         values: the keys, after `rewrite_references`.
-        root: the user's own keys of the file and the variables of `foreach`, to which these may refer.
+        root: the user's keys of the file, and the variables of `foreach`; the keys may refer to both.
         split: `split_reference` for this pipeline.
 
     Raises ConfigError if one cannot be resolved.
@@ -145,20 +145,20 @@ def resolve_values(
 
 
 def flatten_list(value: Any) -> list[Any]:
-    """Returns a list without lists inside of it."""
+    """Returns a list with nested lists flattened."""
     return [each for item in value for each in flatten_list(item)] if isinstance(value, list) else [value]
 
 
 class StageCondition:
-    """The condition of a stage: comparisons with `and`, `or` and `not`.
+    """The condition of a stage: comparisons joined with `and`, `or` and `not`.
 
     Args:
         text: such as `${stages.week.metrics.accuracy} > 0.9`, after `rewrite_references`.
 
     Attributes:
-        interpolations: what its values are made of, in order.
+        interpolations: interpolations in the text, in order.
 
-    Raises ConfigError if it is anything else.
+    Raises ConfigError if the text is anything else.
     """
 
     def __init__(self, text: str) -> None:
@@ -203,7 +203,10 @@ class StageCondition:
         )
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether it is true, given the values of its interpolations. Raises ConfigError if they do not compare."""
+        """Returns whether the condition is true. `values` are those of its interpolations.
+
+        Raises ConfigError if two values cannot be compared.
+        """
         return bool(self._evaluate(self._tree, values))
 
     def _evaluate(self, node: ast.AST, values: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Runs the stages of a pipeline that changed, in processes, side by side where they do not depend on each other."""
+"""Runs the changed stages of a pipeline in processes. Stages that do not depend on each other run in parallel."""
 
 import contextlib
 import json
@@ -53,32 +53,32 @@ from scaleflow.tracking.tracked_runs import STAGE_BEGAN
 
 PROGRAM = "scaleflow.features.pipelines.stage_process"
 
-#: The output of a stage's process, in its folder.
+#: Output of a stage's process, in the stage's folder.
 LOG = "stage.log"
 
-#: Seconds between looks at a process, or at the workers that it has left.
+#: Seconds between checks of a process, or of the workers it left behind.
 LOOK_SECONDS = 0.05
 
-#: Seconds to wait for what is left of a command that was killed: its workers save a checkpoint first.
+#: Maximum of seconds to wait for a killed command's workers: they first save a checkpoint.
 LEFT_SECONDS = 90.0
 
-#: The exit code of a process that a signal ended, by what Popen returns.
+#: Exit codes of processes ended by a signal: this plus the signal's number.
 SIGNAL_BASE = 128
 
 
 class StageProcess:
-    """The process of a stage. At the end of a `with` block, it is ended if it is still alive.
+    """The process of a stage. The end of a `with` block terminates it if it is still alive.
 
     Args:
-        name: of the stage, for the terminal.
-        words: those after `scaleflow`.
-        folder: the stage's folder, which exists.
-        environment: variables to add. MLFLOW_RUN_ID is left out: it names the pipeline's own run.
+        name: name of the stage, for the terminal.
+        words: words after `scaleflow`.
+        folder: the stage's folder, which must exist.
+        environment: variables to add. MLFLOW_RUN_ID is left out, because it names the pipeline's own run.
 
     Attributes:
-        answer: what the command has answered; {} until its end, or if it was killed before.
+        answer: the command's answer; {} until it ends, or if it was killed before answering.
 
-    Raises OSError if it cannot be started.
+    Raises OSError if the process cannot be started.
     """
 
     def __init__(self, name: str, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -94,7 +94,7 @@ class StageProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**{key: value for key, value in os.environ.items() if key != RUN_ID}, **environment},
-                start_new_session=True,  # Ctrl-C reaches it from here, and once
+                start_new_session=True,  # this process passes Ctrl-C on, so it arrives once
             )
 
     def __enter__(self) -> Self:
@@ -106,16 +106,16 @@ class StageProcess:
 
     @property
     def identity(self) -> tuple[int, float]:
-        """The process id, and when the process began, in seconds since the epoch."""
+        """Process id, and start of the process in seconds since the epoch."""
         with contextlib.suppress(psutil.Error):
             return self._process.pid, psutil.Process(self._process.pid).create_time()
         return self._process.pid, 0.0
 
     def wait(self, display: Display, stop: StopRequest) -> int:
-        """Shows what the process prints, and passes signals on, until it ends; returns its exit code."""
+        """Shows the process's output and forwards signals until it ends. Returns its exit code."""
         told = 0
         code = None
-        while code is None:  # it waits first: a signal while Python itself starts would give a traceback
+        while code is None:  # wait first: a signal while Python starts gives a traceback
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(LOOK_SECONDS)
             self._show_output(display)
@@ -126,7 +126,7 @@ class StageProcess:
         return code if code >= 0 else SIGNAL_BASE - code
 
     def _show_output(self, display: Display) -> None:
-        """Shows the lines that were printed since the last call, and reads the answer."""
+        """Shows the lines printed since the last call, and reads the answer."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(self._position)
             content = log.read()
@@ -141,36 +141,36 @@ class StageProcess:
 
 
 def end_left_process(identity: Sequence[float]) -> None:
-    """Ends the process of a stage whose pipeline was killed, if it is still alive, and waits for it."""
+    """Terminates a stage's process left by a killed pipeline, if it is still alive, and waits for its end."""
     pid = int(identity[0])
     began = float(identity[1])
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if abs(process.create_time() - began) > 1.0:
-            return  # another process has its id now
+            return  # the id belongs to another process now
         process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + LEFT_SECONDS
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-#: The state of a stage that does not run, by what was decided.
+#: State of a stage that does not run, by decision.
 STATES = {REUSE: "reused", SKIP: "skipped", LEAVE: "left out"}
 
-#: Of a stage that has not run.
+#: The record of a stage that has never run.
 NO_RECORD = StageRecord({}, attempt=0, execution=0, status="")
 
-#: The description of a run until its end.
+#: Description of a run until it ends.
 UNFINISHED = "**RUNNING.** The results follow at the end."
 
 
 def find_runs_of(stage: Path) -> list[Path]:
-    """Returns the folder of a stage, and of a sweep those of its jobs."""
+    """Returns the folder of a stage, and of the jobs if it is a sweep."""
     return [stage, *sorted(path.parent for path in stage.glob("*/events.jsonl"))]
 
 
 def wait_for_workers(stage: Path, stop: StopRequest) -> None:
-    """Waits until the workers of a stage whose command was killed have ended, or until a signal comes."""
+    """Waits until the workers of a killed stage have ended, or a signal arrives, or LEFT_SECONDS pass."""
     deadline = time.monotonic() + LEFT_SECONDS
     while any(RunFolder(each).is_locked for each in find_runs_of(stage)):
         if stop.is_set() or time.monotonic() > deadline:
@@ -179,20 +179,20 @@ def wait_for_workers(stage: Path, stop: StopRequest) -> None:
 
 
 def repair_missing(folder: Path) -> None:
-    """Ends the run in a folder and sends what the store lacks of it, unless it is finished and recorded."""
+    """Marks an unfinished run in this folder as ended, and sends its missing records to the store."""
     if RunFolder(folder).events.is_file():
         repair_quietly(folder)
 
 
 class PipelineRunner:
-    """Runs a pipeline, whose folder is locked.
+    """Runs a pipeline whose folder is locked.
 
     Args:
-        count: how many stages run at a time.
+        count: how many stages run in parallel.
 
     Attributes:
-        status: of the pipeline, when it is over.
-        stages: what has become of each stage, in the order in which they can run.
+        status: status of the pipeline; valid after `run`.
+        stages: progress of each stage, in running order.
     """
 
     def __init__(
@@ -206,27 +206,30 @@ class PipelineRunner:
         self._stop = stop
         self._count = count
         self._stop_of_stages = PartStop(stop)
-        self._lock = threading.Lock()  # of all below, and of the ledger
+        self._lock = threading.Lock()  # guards the attributes below and the ledger
         self._parent: CommandRun | None = None
         self._closing: list[CommandRun] = []
-        self._fault = ""  # of the disk, with which no stage can run
+        self._fault = ""  # a disk error that stops all stages
         self.status: Status = "FINISHED"
         known = self._ledger.records
         self.stages = [StageProgress(each, known.get(name, NO_RECORD)) for name, each in self._pipeline.stages.items()]
 
     def run(self) -> int:
-        """Runs the stages; returns the exit code. Raises ConfigError if the store cannot be used before any has run."""
-        if self._ledger.status == "RUNNING":  # it was killed: its own run has no end
+        """Runs the stages and returns the exit code.
+
+        Raises ConfigError if the store cannot be used, before any stage has run.
+        """
+        if self._ledger.status == "RUNNING":  # it was killed: end its own run as well
             self._open()
         self._end_left_stages()
         try:
             run_side_by_side(self._begin_next, self._count, self._stop_of_stages.end_part)
-        except OSError as error:  # the disk is full, or the folder is gone
+        except OSError as error:  # disk full, or folder gone
             self._fault = f"{error.strerror or error}: {error.filename or self._ledger.folder}"
         return self._end()
 
     def _end_left_stages(self) -> None:
-        """Ends what an earlier command left that was killed, or whose store was away, so that no run stays RUNNING."""
+        """Cleans up after a command that was killed or could not reach its store, so that no run stays RUNNING."""
         for name, record in self._ledger.records.items():
             if record.process is not None:
                 end_left_process(record.process)
@@ -238,7 +241,7 @@ class PipelineRunner:
             repair_missing(self._ledger.run_folder)
 
     def _repair_stage(self, name: str, record: StageRecord) -> None:
-        """Sends what the store lacks of the runs of a stage, and reads which they are if that was not known."""
+        """Sends the store the missing records of a stage's runs, and reads their ids if they were not known."""
         folder = self._ledger.find_folder(name, record.attempt)
         stage = self._pipeline.stages.get(name)
         for each in find_runs_of(folder):
@@ -248,7 +251,10 @@ class PipelineRunner:
             record.outputs |= stage.command.read_run(folder)
 
     def _begin_next(self, portion: Portion) -> Work | None:
-        """Begins the next stage that has to run; returns what ends with it. None: no stage can run now."""
+        """Begins the next stage that has to run.
+
+        Returns the function that runs it to its end, or None if none can begin now.
+        """
         with self._lock:
             for each in self.stages:
                 before = [other for other in self.stages if other.name in self._pipeline.needs[each.name]]
@@ -275,7 +281,7 @@ class PipelineRunner:
         self._display.print_line(f"[{each.name}] {state}{f': {reason}' if reason else ''}")
 
     def _begin(self, each: StageProgress, portion: Portion) -> Work:
-        """Begins a stage, after the pipeline's own run is open; returns what runs its process."""
+        """Begins a stage, after opening the pipeline's own run. Returns the function that runs its process."""
         self._open()
         key = each.decision.key
         attempt = each.record.attempt + (0 if each.decision.continues else 1)
@@ -293,7 +299,7 @@ class PipelineRunner:
         if not each.stage.command.has_own_run:
             run = self._open_stage_run(each.name, words, folder, tags=tags)
             environment[STAGE_BEGAN] = str(run.began)
-            if self._tracking.uri is not None:  # where it finds the runs of the stages before it
+            if self._tracking.uri is not None:  # where it finds the runs of earlier stages
                 environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
         each.state = "RUNNING"
         self._display.print_line(f"[{each.name}] {each.stage.command.name}: {each.decision.why}")
@@ -322,7 +328,7 @@ class PipelineRunner:
     def _run_stage(
         self, each: StageProgress, run: CommandRun | None, words: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """Runs the process of a stage to its end; `run` is that of a stage whose command records none."""
+        """Runs a stage's process to its end. `run` is the stage's run if its command records none."""
         folder = self._ledger.find_folder(each.name, each.record.attempt)
         with StageProcess(each.name, words, folder, environment=environment) as process:
             with self._lock:
@@ -339,7 +345,7 @@ class PipelineRunner:
             self._show(each, each.record.status, each.record.reason)
 
     def _finish_stage(self, each: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
-        """Notes how a stage has ended, and its outputs."""
+        """Stores a stage's status and outputs in its record."""
         record = each.record
         stage = each.stage
         values = each.decision.values
@@ -362,7 +368,10 @@ class PipelineRunner:
             record.reason = str(answer.get("error") or f"exit code {code}")
 
     def _end_stage_run(self, each: StageProgress, run: CommandRun, folder: Path) -> None:
-        """Records the end of a stage in its own run. A command that is killed after it does the stage again."""
+        """Records the end of a stage in its own run.
+
+        If this command is killed afterwards, the next one repeats the stage.
+        """
         record = each.record
         stage = each.stage
         outputs = record.outputs if record.status == "FINISHED" else {}
@@ -377,7 +386,7 @@ class PipelineRunner:
         self._closing.append(run)
 
     def _open(self) -> None:
-        """Opens the pipeline's own run: that of an earlier command which did not finish, or a new one."""
+        """Opens the pipeline's own run: continues an unfinished command's run, or begins a new one."""
         if self._parent is not None:
             return
         if self._ledger.status == "FINISHED":
@@ -404,7 +413,7 @@ class PipelineRunner:
         code = self._stop.exit_code if is_stopped else FAILED if is_bad else FINISHED
         is_whole = self.status == "FINISHED" and "left out" not in states
         if self._parent is None and is_whole and self._ledger.status != "FINISHED":
-            self._open()  # an earlier command was stopped after its last stage
+            self._open()  # an earlier command stopped after its last stage
         if self._parent is None:
             return code
         try:
@@ -426,7 +435,7 @@ class PipelineRunner:
         ]
         run.add({}, files, text=describe_pipeline(self.status, rows, command_line(sys.orig_argv)))
         run.end(self.status, self.find_error() or "")
-        self._ledger.status = self.status  # not before: after a kill, the same command ends the run
+        self._ledger.status = self.status  # only now: after a kill, the same command ends the run
         self._ledger.save()
         run.finish(self._stop)
         if all(are_closed):
@@ -435,12 +444,12 @@ class PipelineRunner:
                     self._repair_stage(name, record)
 
     def find_error(self) -> str | None:
-        """Returns why the first stage has failed; None if none has."""
+        """Returns why the first failed stage failed; None if none did."""
         failed = (f"{each.name}: {each.reason}" for each in self.stages if each.state == "FAILED")
         return next(failed, self._fault or None)
 
     def list_rows(self) -> list[tuple[str, str]]:
-        """Returns the last lines of the command, (label, text): what became of each stage, and where the run is."""
+        """Returns the summary at the end, as (label, text): each stage's result, the folder, and links to the run."""
         rows = []
         for each in self.stages:
             said = (each.state or "not run", each.reason or summarize_outputs(each.stage, each.outputs))
@@ -450,7 +459,7 @@ class PipelineRunner:
         return rows if self.status == "FINISHED" else [*rows, ("go on", "the same command again")]
 
     def describe(self) -> dict[str, Any]:
-        """Returns what `--json` says."""
+        """Returns the answer for `--json`."""
         stages = {
             each.name: {"status": each.state or "not run", "reason": each.reason or None, **each.outputs}
             for each in self.stages

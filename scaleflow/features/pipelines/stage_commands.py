@@ -1,4 +1,4 @@
-"""Finds the commands that a stage can be. Here are those of the core: `train`, `sweep` and `evaluate`."""
+"""Lists the commands that a stage can run, and defines the core ones: `train`, `sweep` and `evaluate`."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,15 +15,15 @@ from scaleflow.sweep.ledger import Ledger, select_swept
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
-#: The outputs of a sweep's best job.
+#: Outputs of a sweep's best job.
 BEST_OUTPUTS = ("overrides", "run_id", "model", "metrics", "folder")
 
 
 @cache
 def list_stage_commands() -> Mapping[str, StageCommand]:
-    """Returns the commands that a stage can be by their names, in alphabetical order.
+    """Returns the commands that a stage can run, by name in alphabetical order.
 
-    A stage that cannot be imported, or has the name of another, is named on standard error and skipped.
+    If a stage cannot be imported, or repeats a name, it is skipped with a message on standard error.
     """
     commands: dict[str, StageCommand] = {}
     for feature in list_features().values():
@@ -34,7 +34,7 @@ def list_stage_commands() -> Mapping[str, StageCommand]:
                     raise TypeError(f"{place} is no StageCommand")
                 if command.name in commands:
                     raise ValueError(f"there is a stage {command.name} already")
-            except Exception as error:  # the code of another package
+            except Exception as error:  # another package's code
                 tell_problem(feature.name, f"its stage {place} is skipped: {type(error).__name__}: {error}")
                 continue
             commands[command.name] = command
@@ -42,7 +42,7 @@ def list_stage_commands() -> Mapping[str, StageCommand]:
 
 
 class TrainStage(StageCommand):
-    """A training."""
+    """Trains a model."""
 
     def make_words(self, values: Mapping[str, Any], folder: Path, config_dirs: Sequence[str]) -> list[str]:
         overrides = map(str, values.get("overrides") or ())
@@ -54,7 +54,7 @@ class TrainStage(StageCommand):
 
 
 class SweepStage(StageCommand):
-    """A sweep."""
+    """Runs a sweep."""
 
     def make_words(self, values: Mapping[str, Any], folder: Path, config_dirs: Sequence[str]) -> list[str]:
         overrides = map(str, values.get("overrides") or ())
@@ -70,7 +70,7 @@ class SweepStage(StageCommand):
 
 
 def read_best_job(folder: Path) -> dict[str, Any]:
-    """Returns the outputs of the best job of the sweep in a folder; {} if no finished job has its metric."""
+    """Returns the outputs of the best job of a sweep; {} if no finished job has the metric."""
     if BEST not in RunState.read(folder).tags:
         return {}
     best = find_best_job(str(folder))
@@ -84,13 +84,13 @@ def read_best_job(folder: Path) -> dict[str, Any]:
 
 
 class EvaluateStage(StageCommand):
-    """An evaluation of a tracked run."""
+    """Evaluates a tracked run."""
 
     def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         metrics = dict(answer["metrics"])
         for name, value in answer["metrics"].items():
             if name.startswith(f"evaluate/{answer['name']}"):
-                metrics[name.split("/", 2)[-1]] = value  # its name in a run, such as `accuracy`
+                metrics[name.split("/", 2)[-1]] = value  # also under the name it has in a run, such as `accuracy`
         return {"metrics": metrics}
 
 

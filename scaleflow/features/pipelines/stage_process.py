@@ -1,9 +1,10 @@
-"""The process of a stage: a command of scaleflow, or a function of the user's. It ends with the pipeline's process.
+"""The process of a stage: runs a scaleflow command or a function of the user's. It ends with the pipeline's process.
 
     python -m scaleflow.features.pipelines.stage_process PARENT_PID WORD ... --json
 
-The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT DIR ...` calls a function with arguments from
-JSON, and writes what it returns as JSON to the file RESULT. Its module is in the current folder, a DIR or installed.
+The words are those after `scaleflow`. `python TARGET ARGUMENTS RESULT DIR ...` calls a function with arguments given as
+JSON and writes its return value as JSON to the file RESULT. Its module is in the current folder, in a DIR, or
+installed.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports ends it without a traceback
     from scaleflow.__main__ import entry
     from scaleflow.interfaces.parent_process import end_with_parent
     from scaleflow.launcher.command_exit import TERMINATED
 
     parent, *words = sys.argv[1:]
     end_with_parent(signal.SIGTERM)
-    if os.getppid() != int(parent):  # it ended before this process could ask
+    if os.getppid() != int(parent):  # the parent ended before this process could watch it
         sys.exit(TERMINATED)
     sys.argv = ["scaleflow", *words]
-    sys.orig_argv = [sys.executable, "-m", "scaleflow", *words]  # what a run records as its command
+    sys.orig_argv = [sys.executable, "-m", "scaleflow", *words]  # the command that a run records
     if words[0] != "python":
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        entry()  # it imports little before a warm server takes the command
+        entry()  # imports little, so that a warm server can take over
     from scaleflow.commands.frame import run_command
     from scaleflow.commands.process import end_with
 
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def call_function(words: list[str]) -> Outcome:
-    """Calls the function; an exception of its own ends the process with a traceback and exit code 1."""
+    """Calls the user's function. If it raises, the process ends with a traceback and exit code 1."""
     from hydra.utils import get_object
 
     from scaleflow.errors import ConfigError, RunError
@@ -56,7 +57,7 @@ def call_function(words: list[str]) -> Outcome:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"target: {target}: cannot be imported: {error}") from error
     given = json.loads(arguments)
-    if not isinstance(given, dict):  # what another stage returned
+    if not isinstance(given, dict):  # returned by another stage
         raise ConfigError(f"arguments: {given}: expected {{NAME: VALUE}}")
     returned = function(**given)
     try:
