@@ -1,4 +1,4 @@
-"""What is not as in training: bad rows, unknown categories, missing values, and drift, by column. No TensorFlow."""
+"""Counts differences from training, by column: bad rows, unknown categories, missing values, drift. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from scaleflow.interfaces.extras import guard_extra
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.serving.cells import describe_units
 
-#: The most rows of a chunk that are compared.
+#: Maximum of rows of a chunk that are compared with training.
 MAX_ROWS = 2048
 
 Array = np.ndarray[Any, Any]
 
 
-#: The most different values, and the most columns, that the last lines name.
+#: Maximum of distinct values, and of columns, in the summary.
 MAX_VALUES = 5
 MAX_COLUMNS = 20
 
@@ -35,12 +35,12 @@ def print_note(text: str) -> None:
 
 
 class Problem(NamedTuple):
-    """Why some of several rows are bad.
+    """A reason why some rows are bad.
 
     Attributes:
-        column: that has the values.
-        is_bad: which rows: [rows] bool.
-        explain: says what is wrong with a row.
+        column: the column with the bad values.
+        is_bad: which rows are bad: [rows] bool.
+        explain: returns the reason for a row.
     """
 
     column: str
@@ -49,16 +49,16 @@ class Problem(NamedTuple):
 
 
 class RowReport:
-    """Counts what is not as in training.
+    """Counts how rows differ from the training data.
 
     Args:
-        on_bad: what is done with a bad row: `raise`, `skip` or `empty`.
-        name: names a row, by its place among all rows.
-        state: what the run learned; good rows are compared with its schema.
-        counted: columns of which all unknown categories are counted.
+        on_bad: what to do with a bad row: `raise`, `skip` or `empty`.
+        name: returns the name of a row, from its index among all rows.
+        state: the run's learned state. Good rows are compared with its schema.
+        counted: columns whose unknown categories are all counted.
 
     Attributes:
-        compared: the number of rows that were compared.
+        compared: number of rows compared with the schema.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class RowReport:
         self._has_rare: set[str] = set()
 
     def add_problems(self, problems: Sequence[Problem], place: int) -> None:
-        """Counts bad rows; the first of the rows is at this place among all rows.
+        """Counts bad rows. `place` is the index of the first row among all rows.
 
         Raises:
-            RunError: with `raise`, naming the first bad row.
+            RunError: with `on_bad=raise`, with the first bad row.
         """
         found = [each for each in problems if each.is_bad.any()]
         if found and self.on_bad == "raise":
@@ -94,7 +94,10 @@ class RowReport:
             self._first.setdefault(each.column, self._describe_first(each, place))
 
     def add_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Compares good rows, [n, ...] by the name of the input, with training's; numbers, or texts ("" is missing)."""
+        """Compares good rows with the training data.
+
+        `inputs` has values [n, ...] by input name: numbers, or texts ("" is missing).
+        """
         rows = len(next(iter(inputs.values()), ()))
         if not self._inputs or not rows:
             return
@@ -107,20 +110,23 @@ class RowReport:
         self.compared += len(range(rows)[taken])
 
     def find_drift(self) -> list[DataFinding]:
-        """Returns what differs: drift, and categories that are not counted."""
+        """Returns drift, and unseen categories of columns that are not `counted`."""
         found: list[DataFinding] = []
         with guard_extra("note: the drift of these rows", print_note):
             found = [each for each in self._drift.find() if each.level != HINT or each.rule == "unseen"]
         return [each for each in found if each.rule != "unseen" or not set(each.columns) & set(self._counted)]
 
     def add_missing(self, column: str, count: int, had_missing: bool | None) -> None:
-        """Counts values that the model replaces; `had_missing`: whether training had such values, if it is known."""
+        """Counts values that the model imputes. `had_missing`: whether training had missing values; None: unknown."""
         if count:
             self._missing[column] += count
             self._has_missing[column] = had_missing
 
     def add_categories(self, column: str, values: Array, known: Collection[str], has_rare: bool = False) -> None:
-        """Counts the categories, [n] `str` objects, that are not known; `has_rare`: rare ones of training are not."""
+        """Counts unknown categories in `values`, [n] `str` objects.
+
+        `has_rare`: rare categories of training are unknown.
+        """
         texts = pyarrow.array(values, pyarrow.string())
         is_known = compute.is_in(texts, value_set=pyarrow.array(list(known), pyarrow.string()))
         if compute.all(is_known).as_py() is not False:
@@ -135,16 +141,19 @@ class RowReport:
                 self._others[column] += entry["counts"]
 
     def add_units(self, column: str, counts: Counter[str]) -> None:
-        """Counts numbers by their unit, which training did not have; the model gets missing ones instead."""
+        """Counts numbers by unit, for units that training did not have.
+
+        The model gets missing values instead of them.
+        """
         if counts:
             self._units.setdefault(column, Counter()).update(counts)
 
     def describe(self, bad: int, is_resumed: bool) -> Iterator[tuple[str, str]]:
-        """Yields the last lines, (label, text).
+        """Yields the lines of the summary, as (label, text).
 
         Args:
-            bad: the number of bad rows.
-            is_resumed: whether an earlier command has predicted other rows, which are not counted.
+            bad: number of bad rows.
+            is_resumed: whether an earlier command predicted other rows, which are not counted here.
         """
         if is_resumed and (bad or self._missing or self._unknown or self._units):
             yield "counted", "in the rows of this command only"
@@ -162,7 +171,7 @@ class RowReport:
         yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.find_drift()))
 
     def to_counts(self, bad: int) -> dict[str, Any]:
-        """Returns the number of bad rows, and by column the counts that `describe` names."""
+        """Returns the number of bad rows, and the counts of `describe` by column."""
         unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
         unknown |= {name: counts.total() for name, counts in self._units.items()}
         drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.find_drift()]
@@ -188,7 +197,7 @@ class RowReport:
 
 
 def list_columns(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """Yields a line for each text, the first with the label."""
+    """Yields a line for each text, the first one with the label. Stops after MAX_COLUMNS lines."""
     for n, text in enumerate(texts):
         if n == MAX_COLUMNS:
             yield "", "and further columns"

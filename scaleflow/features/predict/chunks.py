@@ -1,5 +1,7 @@
-"""Reads the rows of a table in chunks, converted for a model, and makes the rows of the output. No TensorFlow before
-the first chunk."""
+"""Reads rows in chunks, converts them for a model, and makes the rows of the output.
+
+No TensorFlow before the first chunk.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from scaleflow.interfaces.sampling import Sampling
 
 
 class RowModel(Protocol):
-    """Computes the outputs of rows.
+    """A model that computes outputs of rows.
 
     Attributes:
         inputs: specs of the inputs, by name.
         decode: maps encoded pictures to inputs; None if the model takes none.
-        batch_size: rows that are computed at once.
+        batch_size: rows computed at once.
     """
 
     @property
@@ -39,18 +41,18 @@ class RowModel(Protocol):
     def batch_size(self) -> int: ...
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
-        """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name; `name` names a row."""
+        """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name. `name` returns the name of a row."""
 
     def explain_failure(self, row: int) -> str:
-        """Says why a row has no prediction."""
+        """Returns why a row has no prediction."""
 
 
-#: The column of a table that has the prompts, if there is one of that name.
+#: Name of the prompt column that a table may have.
 PROMPT = "prompt"
 
 
 class TextColumns(PredictionColumns):
-    """The column that generated texts become."""
+    """The output column with generated texts."""
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
         return {"prediction": pyarrow.array(values.get("", ()), pyarrow.string())}
@@ -61,7 +63,7 @@ class PromptModel:
 
     Args:
         model: the language model.
-        sampling: how the texts are generated. Each row draws its own tokens.
+        sampling: how to generate texts. Each row draws with its own seed.
     """
 
     batch_size = 1
@@ -98,12 +100,12 @@ def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: An
     """Returns the column of a table that has the prompts.
 
     Args:
-        names: of the columns.
+        names: names of the table's columns.
         typed: `--columns`.
         usual: the column that the run trained on.
 
     Raises:
-        ConfigError: if there is no such column, or it is not clear which one it is.
+        ConfigError: if the column does not exist, or several columns are possible.
     """
     wanted = [*typed] or [name for name in (PROMPT, usual) if name in names][:1] or [*names]
     if len(wanted) != 1 or wanted[0] not in names:
@@ -116,29 +118,29 @@ def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: An
 
 T = TypeVar("T")
 
-#: The most rows, and the most batches, that are read and converted at once.
+#: Maximum of rows, and of batches, that are read and converted at once.
 CHUNK_ROWS = 16_384
 CHUNK_BATCHES = 16
 
 
 @dataclass(frozen=True)
 class PredictionTask:
-    """What is predicted."""
+    """One prediction job: the rows to read, how to convert them, and the columns to write."""
 
-    source: RowSource  # the rows
-    form: InputForm  # how they become the inputs of the model
-    keep: Sequence[str]  # columns that are copied to the output
-    predicted: PredictionColumns  # the columns that the outputs become
-    schema: Any  # of the output
-    shard_rows: int | None  # rows of the table that a shard is made of; None: one file
+    source: RowSource  # source of the rows
+    form: InputForm  # how rows become inputs
+    keep: Sequence[str]  # columns to copy to the output
+    predicted: PredictionColumns  # columns made from the model's outputs
+    schema: Any  # schema of the output
+    shard_rows: int | None  # input rows per shard; None: one file
 
     @property
     def read(self) -> list[str]:
-        """The columns that are read."""
+        """Columns to read."""
         return list(dict.fromkeys([*(name for names in self.form.columns.values() for name in names), *self.keep]))
 
     def list_columns_unknown_to_run(self) -> list[str]:
-        """Returns the columns that the table of the run did not have; none if its columns are not known."""
+        """Returns the columns that the run's table did not have; empty if its columns are unknown."""
         reading = self.form.state.reading
         unused = to_words(reading.get("unused"))
         known = {*self.read, to_word(reading.get("target")), *(unused or ())}
@@ -149,12 +151,12 @@ class PredictionTask:
 class Chunk:
     """Rows that are computed together."""
 
-    rows: RowBatch  # the rows, with the columns that are read
-    inputs: dict[str, Array]  # of the model, by name, for the good rows
-    is_good: Array  # which rows are, or have predictions: [rows] bool
+    rows: RowBatch  # with the columns that are read
+    inputs: dict[str, Array]  # model inputs of the good rows, by name
+    is_good: Array  # rows that are good, or that have predictions: [rows] bool
 
     def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
-        """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
+        """Returns the output's rows, and the number of predictions. Raises RunError if the model fails."""
         places = np.flatnonzero(self.is_good)
         chunk = self
         if not len(places):
@@ -172,7 +174,7 @@ class Chunk:
         return chunk.make_table(task, task.predicted.convert(outputs), report), int(chunk.is_good.sum())
 
     def make_table(self, task: PredictionTask, predicted: Mapping[str, Any], report: RowReport) -> Any:
-        """Returns the kept columns and the predictions, as a table. Bad rows are left out, or have empty predictions.
+        """Returns a table with the kept columns and the predictions. Bad rows are left out, or have empty predictions.
 
         `predicted` has the columns of the predictions, [good].
         """
@@ -188,13 +190,14 @@ class Chunk:
 
 
 def find_failed(values: Array) -> Array:
-    """Returns which predicted numbers are NaN, or which texts are None, [rows, ...] bool."""
+    """Returns where predicted numbers are NaN, or texts are None: bool in the shape of `values`."""
     return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
 
 
 def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
-    """Yields all rows but the first ones, converted for the model. Raises RunError for bad rows, unless the report
-    counts them.
+    """Yields all rows after the first `skip`, converted for the model.
+
+    Raises RunError for bad rows if the report does not allow them.
     """
     from scaleflow.features.predict.compute import convert_to_inputs
 
@@ -207,7 +210,7 @@ def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: 
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields the items, while a thread makes the next one."""
+    """Yields the items. A thread prepares the next one."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(next, items, None)
         while (item := ahead.result()) is not None:

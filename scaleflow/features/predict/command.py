@@ -76,22 +76,22 @@ if TYPE_CHECKING:
     from scaleflow.features.predict.output import Output
     from scaleflow.features.predict.reading import InputForm, RowSource
 
-#: The overrides that this command uses.
+#: Overrides that this command accepts.
 OVERRIDES = re.compile(
     r"strategy|hardware|tracking\.uri"
     r"|hardware\.(devices|logical_devices|memory_growth|memory_limit_mb|intra_op_threads|inter_op_threads|deterministic)"
 )
 
-#: What is done with a row that the model cannot take.
+#: Choices for a row that the model cannot take.
 ON_BAD = ("raise", "skip", "empty")
 
-#: Rows of a shard, if the user does not say it.
+#: Default number of rows per shard.
 SHARD_ROWS = 1_000_000
 
-#: Without a terminal, seconds between two lines about the progress.
+#: Seconds between two progress lines, if there is no terminal.
 LINE_SECONDS = 5.0
 
-#: Bytes of what native libraries wrote that are shown with an unexpected error.
+#: With an unexpected error, this many bytes of native libraries' output are shown.
 SHOWN_BYTES = 4000
 
 
@@ -166,7 +166,10 @@ def parse_positive(text: str) -> int:
 
 
 def predict(typed: argparse.Namespace, display: Display) -> Outcome:
-    """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
+    """Checks the command, then computes and writes the predictions.
+
+    Raises ConfigError if a check fails, and RunError after that.
+    """
     sampling = read_sampling(typed)
     plan = make_prediction_plan(typed)
     from scaleflow.features.predict.inputs import list_input_files
@@ -232,15 +235,15 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
 
 
 def read_state(run: Run) -> LearnedState:
-    """Returns what a run learned, with the options of its dataset."""
+    """Returns a run's learned state. `reading` is completed by the options of its dataset."""
     dataset = None if run.is_deleted else run.config.get("dataset")
     options = dataset if isinstance(dataset, dict) else {}
     return replace(run.learned_state, reading={**options, **run.learned_state.reading})
 
 
 def make_prediction_plan(typed: argparse.Namespace) -> Plan:
-    """Makes the plan that names the devices. Raises ConfigError for other options, several processes or a TPU."""
-    locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
+    """Returns the plan that selects the devices. Raises ConfigError for overrides of anything else."""
+    locate_run(typed.run_id, Tracking())  # rejects a bad id before anything is imported
     for override in CommandWords(typed.overrides).parsed:
         key = str(override.key_or_group)
         if override.is_sweep_override() or override.is_delete() or not OVERRIDES.fullmatch(key):
@@ -256,7 +259,7 @@ def make_task(
 ) -> PredictionTask:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot.
 
-    `more` is what the model returns besides its outputs, arrays of no rows by name.
+    `more` has the model's results besides its outputs: arrays without rows, by name.
     """
 
     from scaleflow.evaluation.predictions import PredictionColumns
@@ -296,7 +299,7 @@ def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Outpu
 def complete_task(
     typed: argparse.Namespace, source: RowSource, form: InputForm, predicted: PredictionColumns, output: Output
 ) -> PredictionTask:
-    """Adds the columns that are kept, and the schema of the output. Raises ConfigError if they cannot be written."""
+    """Adds the kept columns and the output's schema to a task. Raises ConfigError if they cannot be written."""
     import pyarrow
 
     from scaleflow.features.predict.chunks import PredictionTask
@@ -319,14 +322,14 @@ def split_names(text: str) -> list[str]:
 
 
 def plain_type(type_: Any) -> Any:
-    """Returns the type of a column without pyarrow's encoding, which the files of a table need not share."""
+    """Returns the type of a column without dictionary encoding, which may differ between a table's files."""
     from pyarrow import types
 
     return type_.value_type if types.is_dictionary(type_) else type_
 
 
 def describe_task(typed: argparse.Namespace, run: Run, task: PredictionTask) -> dict[str, Any]:
-    """Returns what has to be the same when a folder of shards is continued."""
+    """Returns the facts that must match to continue a folder of shards."""
     is_stored = is_store_address(typed.input)
     known = (
         identify_in_store(typed.input) if is_stored else {each: identify_file(each)[1:] for each in task.source.files}
@@ -345,7 +348,7 @@ def describe_task(typed: argparse.Namespace, run: Run, task: PredictionTask) -> 
 
 @contextlib.contextmanager
 def hide_errors() -> Iterator[None]:
-    """Hides what is written to standard error while the block lasts: TensorFlow's libraries log their start there."""
+    """Hides all output to standard error during the block: TensorFlow's libraries log there when they start."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()
     shown = os.dup(2)
@@ -361,9 +364,9 @@ def hide_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def divert_native_errors() -> Iterator[None]:
-    """Keeps native libraries from writing to standard error, such as libjpeg with its warnings about pictures.
+    """Keeps native libraries from writing to standard error, such as libjpeg with warnings about pictures.
 
-    Python's own standard error stays as it is. If an unexpected error ends the block, the end of the text is shown.
+    Python's own standard error still works. If an unexpected error ends the block, the end of the hidden text is shown.
     """
     stream = sys.stderr
     is_own = writes_to_terminal(sys.stderr)
@@ -374,7 +377,7 @@ def divert_native_errors() -> Iterator[None]:
         sys.stderr = terminal if is_own else stream
         try:
             yield
-        except (RunError, ConfigError):  # they say what is wrong
+        except (RunError, ConfigError):  # their messages explain the problem
             raise
         except Exception:
             log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
@@ -387,7 +390,7 @@ def divert_native_errors() -> Iterator[None]:
 
 
 def writes_to_terminal(stream: Any) -> bool:
-    """Returns whether a stream of Python writes to the standard error of the process. A notebook replaces it."""
+    """Returns whether a Python stream writes to the process's standard error. In a notebook it does not."""
     try:
         return bool(stream.fileno() == 2)
     except (AttributeError, OSError, ValueError):
@@ -395,7 +398,7 @@ def writes_to_terminal(stream: Any) -> bool:
 
 
 def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> tuple[PromptModel, str, list[Note]]:
-    """Does what `load_predictor` does for a language model."""
+    """Loads a language model. Returns the same as `load_predictor`."""
     from scaleflow.features.predict.chunks import PromptModel
 
     return PromptModel(load_language_model(plan, run, folder), sampling), "one prompt at a time", []
@@ -404,9 +407,10 @@ def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) ->
 def load_predictor(
     plan: Plan, run: Run, folder: Path, batch_size: int | None, layer: str | None
 ) -> tuple[DistributedModel, str, list[Note]]:
-    """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them.
+    """Sets up the devices, then downloads and loads the model.
 
-    Raises ConfigError if it cannot be loaded, or has no such layer.
+    Returns the model, the devices in words, and notes about them. Raises ConfigError if the model cannot be loaded, or
+    has no such layer.
     """
     from scaleflow.tracking.saved_models import download_saved_model
     from scaleflow.tracking.tracked_runs import download_model
@@ -441,9 +445,9 @@ def write_predictions(
     advance: Callable[[int], None],
     check_stop: Callable[[], None],
 ) -> tuple[int, int]:
-    """Writes the shards from number `first`. Returns the number of rows that were read, and how many of them are bad.
+    """Writes the shards from number `first` on. Returns the number of rows read, and how many of them are bad.
 
-    Ends early if `check_stop` raises Stopped: the shard that is not whole is then left out.
+    If `check_stop` raises Stopped, it ends early without the unfinished shard.
     """
     from scaleflow.features.predict.chunks import read_ahead, read_chunks
 
@@ -463,7 +467,7 @@ def write_predictions(
                     rows = rows + len(chunk.is_good)
                     good = good + predictions
                     advance(len(chunk.is_good))
-        if not rows and not first:  # a table without rows
+        if not rows and not first:  # the table has no rows
             with output.open_shard(0, task.schema):
                 pass
     return rows, rows - good
@@ -471,9 +475,9 @@ def write_predictions(
 
 @contextlib.contextmanager
 def show_progress(display: Display, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows that so many more rows are predicted: in a bar on a terminal, else in lines.
+    """Yields a function that adds to the number of predicted rows shown: in a bar on a terminal, else in lines.
 
-    `total` is the number of rows; None if it is not known.
+    `total` is the number of all rows; None: unknown.
     """
     rows = 0
     printed_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Computes the outputs of a SavedModel for chunks of a table, on the devices of a strategy."""
+"""Computes a SavedModel's outputs for chunks of a table, on the devices of a strategy."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from scaleflow.serving.cells import DATE, ColumnReader
 from scaleflow.serving.layers import choose_layer, compute_layer
 from scaleflow.serving.reasons import LAYER
 
-#: From encoded pictures, [b] strings, to arrays [b, ...].
+#: Maps encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
 
-#: Threads that decode pictures, and the pictures of one call.
+#: Threads that decode pictures, and pictures per call.
 DECODERS = os.cpu_count() or 1
 AT_ONCE = 32
 
-#: The most rows that a device computes at once, and the most values of all inputs in these rows.
+#: Maximum of rows that a device computes at once, and of input values in these rows.
 BATCH_ROWS = 1024
 BATCH_VALUES = 1 << 22
 
-#: The input of a model that takes one text.
+#: Spec of the input of a model that takes one text.
 TEXT = tf.TensorSpec([None], tf.string)
 
 
 class DistributedModel:
-    """A SavedModel that computes batches of one size, a part of each on every replica.
+    """A SavedModel that computes batches of one size. Each replica computes an equal share.
 
     Args:
-        folder: of the SavedModel.
-        strategy: of the devices.
-        batch_size: rows of a replica; None: 1024, or fewer if an example is large.
+        folder: folder of the SavedModel.
+        strategy: strategy with the devices.
+        batch_size: rows per replica; None: 1024, or fewer if an example is large.
 
     Attributes:
         inputs: specs of the inputs, by name.
-        decode: maps encoded pictures to inputs: a tensor, or a dict of them; None if the model takes none.
-        batch_size: rows of all replicas.
-        more: what it returns besides its outputs, arrays of no rows by name.
+        decode: maps encoded pictures to inputs (a tensor, or a dict of tensors); None if the model takes none.
+        batch_size: rows of all replicas together.
+        more: results besides the outputs: arrays without rows, by name.
     """
 
     def __init__(self, folder: Path, strategy: tf.distribute.Strategy, batch_size: int | None = None) -> None:
@@ -71,9 +71,9 @@ class DistributedModel:
         self._run = tf.function(self._compute_replicas, autograph=False)
 
     def add_layer(self, path: Path, name: str) -> None:
-        """Makes the model return what a layer returns, too, as the Keras file of the model computes it.
+        """Adds a layer's values to the results. The Keras file of the model computes them.
 
-        Raises ConfigError if the file cannot be loaded, or the model has no such layer that returns numbers.
+        Raises ConfigError if the file cannot be loaded, or the model has no such layer with numbers as values.
         """
         from keras.models import load_model
 
@@ -103,10 +103,10 @@ class DistributedModel:
 
         Args:
             arrays: the inputs.
-            name: names the file of a row of them, and its number.
+            name: returns the name of a row: its file and number.
 
         Raises:
-            RunError: if TensorFlow cannot compute a batch, naming its first row.
+            RunError: if TensorFlow cannot compute a batch, with the batch's first row.
         """
         rows = len(next(iter(arrays.values())))
         start = 0
@@ -123,7 +123,7 @@ class DistributedModel:
         return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
 
     def explain_failure(self, row: int) -> str:
-        """Says why a row has no prediction."""
+        """Returns why a row has no prediction."""
         return "the model computes NaN"
 
     def _compute(self, arrays: Mapping[str, Array], start: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class DistributedModel:
 
 
 def take_rows(array: Array, first: int, count: int) -> Array:
-    """Returns rows, and copies of the last one in place of those that there are not."""
+    """Returns `count` rows from `first` on, filled with copies of the last row."""
     rows = array[first : first + count]
     if len(rows) == count:
         return rows
@@ -151,7 +151,7 @@ def take_rows(array: Array, first: int, count: int) -> Array:
 
 
 class InputColumn(NamedTuple):
-    """The values of a column, [rows, values of a row], and in which rows some are missing: [rows] bool."""
+    """Values of a column, [rows, values of a row], and the rows with missing values: [rows] bool."""
 
     name: str
     values: Array
@@ -161,14 +161,14 @@ class InputColumn(NamedTuple):
 def convert_to_inputs(
     specs: Mapping[str, tf.TensorSpec], form: InputForm, rows: RowBatch, report: RowReport, decode: Decode | None = None
 ) -> tuple[dict[str, Array], Array]:
-    """Converts rows to the inputs of a model, and reports what is not as in training.
+    """Converts rows to a model's inputs, and reports differences from training.
 
     Args:
-        specs: of the inputs.
-        form: which columns these are, and how the run read them.
-        rows: of the table.
+        specs: specs of the inputs.
+        form: the columns of each input, and how the run read them.
+        rows: rows of the table.
         report: counts bad rows, unknown categories and missing values.
-        decode: of the model.
+        decode: the model's decoder of pictures.
 
     Returns:
         The inputs of the good rows, [good, ...] by name, and which rows are good: [rows] bool.
@@ -206,8 +206,8 @@ def convert_to_inputs(
 
 
 def count_other_units(table: Any, name: str, reader: ColumnReader, is_good: Array) -> Counter[str]:
-    """Counts the numbers of a column, in good rows, whose unit training did not have, by their unit."""
-    if not reader.has_unit:  # such as pictures, which have no column of this name
+    """Counts numbers in good rows of a column with units that training did not have, by unit."""
+    if not reader.has_unit:  # pictures have no column of this name, and no unit
         return Counter()
     column = table[name] if is_good.all() else table[name].filter(pyarrow.array(is_good))
     return reader.count_other_units(reader.clean(column))
@@ -223,9 +223,9 @@ def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:
 def read_pictures(
     spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None, is_malformed: Array, problems: list[Problem]
 ) -> InputColumn:
-    """Decodes the pictures of an input; appends those that cannot be read to `problems`. They are zeros."""
+    """Decodes an input's pictures. Unreadable ones become zeros and are appended to `problems`."""
     assert decode is not None
-    if types.is_struct(column.type):  # as the library datasets keeps pictures
+    if types.is_struct(column.type):  # the format of the library datasets
         column = compute.struct_field(column, "bytes")
     pictures = np.array([picture or b"" for picture in column.to_pylist()], object)
 
@@ -294,7 +294,7 @@ def find_missing(values: Array, kind: str | None) -> Array:
 
 
 def flatten_lists(column: Any) -> tuple[Any, Array]:
-    """Returns the values of lists, or of lists of lists, in order, and how many of them each row has: [rows] int."""
+    """Returns the values of (nested) lists in order, and the number of values of each row: [rows] int."""
     column, lengths = column.combine_chunks(), np.ones(len(column), np.int64)
     while is_list(column.type):
         inner = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)

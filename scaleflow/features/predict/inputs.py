@@ -1,4 +1,4 @@
-"""Opens what `--input` names: a table, a folder of pictures or texts, `.npz`, TFRecord files, a Hugging Face folder.
+"""Opens the files of `--input`: a table, pictures, texts, `.npz`, TFRecord files, or a Hugging Face folder.
 
 No TensorFlow before the first record of a TFRecord file.
 """
@@ -43,29 +43,29 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
 from scaleflow.interfaces import LearnedState, name_leaves
 
-#: Threads that read files of one row each.
+#: Threads that read files with one row each.
 THREADS = 8
 
-#: The column with the path of a file, and those with what is in it.
+#: Columns of a source with one file per row: the file's path, and its picture or text.
 FILE = "file"
 PICTURE = "picture"
 TEXT = "text"
 
-#: Files of which each is a prompt of a language model.
+#: Suffixes of files that are one prompt each.
 PROMPT_SUFFIXES = (*TEXT_SUFFIXES, ".md")
 
-#: The files by which a folder that `datasets` has saved is recognised: of one split, and of several.
+#: Files that identify a folder saved by `datasets`: with one split, and with several.
 SAVED_SPLIT = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
 
 
 def open_input(path: str, delimiter: str | None, state: LearnedState, selected: Sequence[str] = ()) -> RowSource:
-    """Opens what the user names.
+    """Opens the input that the user names.
 
     Args:
         path: a file, a glob or a folder.
-        delimiter: between the fields of a CSV file; None: that of the run.
-        state: what the model takes, and how its run read its data.
+        delimiter: delimiter of CSV files; None: the run's.
+        state: the run's learned state: the model's inputs, and how the run read its data.
         selected: the columns that the user names.
 
     Raises:
@@ -97,7 +97,7 @@ def open_input(path: str, delimiter: str | None, state: LearnedState, selected: 
 
 
 def list_input_files(path: str) -> Sequence[str]:
-    """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
+    """Returns the input's files, sorted. In a folder, names with a leading `.` or `_` are left out."""
     if is_store_address(path):
         scheme = path.partition("://")[0]
         return [f"{scheme}://{name}" for name in list_in_store("--input", path)[1] if "/_" not in name]
@@ -116,14 +116,14 @@ def list_input_files(path: str) -> Sequence[str]:
 def open_table(
     path: str, delimiter: str | None = None, reading: Mapping[str, Any] = {}, inputs: Collection[str] = ()
 ) -> RowSource:
-    """Finds the files of a table and reads the names of their columns.
+    """Finds the files of a table and reads their column names.
 
     Args:
-        path: a file, a glob, or a folder with files of one format; also addresses in an object store. The names of
-            subfolders may be columns, such as `year=2024`.
-        delimiter: between the fields of a CSV file; None: that of the run.
-        reading: how the run read its own files; a delimiter that is a comma also means a tab in `.tsv` files.
-        inputs: the names of the model's inputs, by which a header line is recognised.
+        path: a file, a glob, a folder with files of one format, or such an address in an object store. Subfolders may
+            be columns, such as `year=2024`.
+        delimiter: delimiter of CSV files; None: the run's.
+        reading: how the run read its own files. A comma as delimiter also accepts tabs in `.tsv` files.
+        inputs: names of the model's inputs. A header line is recognised by them.
 
     Raises:
         ConfigError: if there is no such file, a file cannot be read, or formats or columns differ.
@@ -164,9 +164,10 @@ def read_file_rows(
 
 
 def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
-    """Returns the names of the columns of CSV files without a header line: all, all but the target, or the inputs.
+    """Returns the column names of CSV files without a header line: all, all but the target, or the inputs.
 
-    Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
+    Returns an empty tuple if the first file has a header line. Raises ConfigError if the number of fields fits none of
+    them.
     """
     header = table.csv.header
     file = table.by_split[ALL][0]
@@ -188,15 +189,18 @@ def find_header(table: TableFiles, inputs: Collection[str], target: str | None) 
 
 
 def open_text_files(path: str) -> RowSource | None:
-    """Opens files of prompts, each a row; returns None for other files. Raises ConfigError if there are none."""
+    """Opens files with one prompt each. Returns None for other files.
+
+    Raises ConfigError if no file exists.
+    """
     files = list_input_files(path)
     return open_files(files, TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
 
 
 def open_files(files: Sequence[str], column: str) -> RowSource:
-    """Opens files that are a row each: the path, and the bytes of a picture or the text in it, in `column`.
+    """Opens files with one row each: the path, and in `column` the picture's bytes or the text.
 
-    A file that cannot be read, or a text that is no UTF-8, is malformed.
+    A file that cannot be read, or a text that is not UTF-8, is a malformed row.
     """
     type_ = pyarrow.binary() if column == PICTURE else pyarrow.string()
     schema = pyarrow.schema([(FILE, pyarrow.string()), (column, type_)])
@@ -213,7 +217,7 @@ def open_files(files: Sequence[str], column: str) -> RowSource:
 
 
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
-    """Returns what is in a file, and why it cannot be read; one of them is empty."""
+    """Returns the content of a file and "", or an empty content and the reason why it cannot be read."""
     try:
         with open_file(path) as file:
             content = file.read()
@@ -225,13 +229,13 @@ def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
 
 
 def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Sequence[str]) -> RowSource:
-    """Opens an `.npz` file: the arrays of the model's inputs, and those of the same length."""
+    """Opens an `.npz` file. Its columns are the arrays of the model's inputs and all arrays of the same length."""
     if len(files) > 1:
         raise ConfigError(f"--input {path}: has {len(files)} .npz files; use one of them")
     arrays = {name: each for name, each in open_arrays(files[0], "--input").items() if each.ndim}
     is_single = "" in name_leaves(state.inputs)
     names = list(selected) if is_single else list(name_leaves(state.inputs))
-    if not names:  # as the training named it, or the only one
+    if not names:  # the name in training, or the only array
         known = find_input(state.reading) or "x"
         names = [known] if known in arrays else list(arrays)
     found = f"the arrays are {format_columns(list(arrays))}"
@@ -258,14 +262,14 @@ def name_row(path: str, place: int) -> str:
 
 
 def find_input(reading: Mapping[str, Any]) -> str | None:
-    """Returns the array, column or feature that a run read its single input from; None if it is not known."""
+    """Returns the array, column or feature that a run read its single input from, or None if unknown."""
     return to_word(reading.get("input")) or to_word(reading.get("inputs"))
 
 
 def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSource:
-    """Opens TFRecord files of the run's features; the column of the input only.
+    """Opens TFRecord files with the run's features. The only column is the model's input.
 
-    Raises ConfigError if the run read no such files: it does not describe their features.
+    Raises ConfigError if the run did not read TFRecord files: then their features are unknown.
     """
     name = find_input(state.reading) or ""
     described = name_leaves(state.inputs).get("")
@@ -295,7 +299,7 @@ def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSou
 
 
 def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
-    """Opens a folder that `datasets.Dataset.save_to_disk` wrote. Raises ConfigError if it cannot be read."""
+    """Opens a folder written by `datasets.Dataset.save_to_disk`. Raises ConfigError if it cannot be read."""
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         import datasets
@@ -303,7 +307,7 @@ def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
         raise ConfigError(f"--input {path}: datasets is not installed; pip install 'scaleflow[datasets]'") from error
     try:
         rows = datasets.load_from_disk(path).with_format("arrow")
-    except Exception as error:  # of a file, or of what is in it
+    except Exception as error:  # libraries raise many types
         raise ConfigError(f"--input {path}: cannot be read: {read_reason(error)}") from error
 
     def read(columns: list[str], first: int, end: int) -> RowBatch:

@@ -1,4 +1,4 @@
-"""A run's language model with the tokenizer that the run recorded: text in, text out."""
+"""Continues texts with a run's language model and its recorded tokenizer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scaleflow.interfaces import LearnedState, Plan, name_command
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.runs.run import Run
 
-#: The source whose runs record their tokenizer.
+#: The data source whose runs record their tokenizer.
 SOURCE = "scaleflow.dataset.tokens.Tokens"
 
-#: The most unknown words that a message names.
+#: Maximum of unknown words that a message names.
 MAX_NAMED = 5
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how text is generated; they are None if they are not typed."""
+    """Adds the flags for generating text. A flag that is not typed is None."""
     default = Sampling()
     for flag, metavar, kind, about in (
         ("--tokens", "N", int, f"how many tokens to generate (default: {default.tokens})"),
@@ -34,7 +34,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_sampling(typed: argparse.Namespace) -> Sampling | None:
-    """Returns how text is generated, as the flags say; None if none was typed. Raises ConfigError if one is wrong."""
+    """Returns the sampling options typed as flags, or None without flags. Raises ConfigError if one is wrong."""
     given = {each.name: getattr(typed, each.name) for each in fields(Sampling)}
     given = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**given)
@@ -43,12 +43,12 @@ def read_sampling(typed: argparse.Namespace) -> Sampling | None:
 
 
 def is_language_model(state: LearnedState) -> bool:
-    """Returns whether a run learned to predict tokens, and recorded its tokenizer."""
+    """Returns whether a run learned to predict tokens and recorded its tokenizer."""
     return state.source == SOURCE and "tokenizer" in state.reading
 
 
 def explain_no_language_model(run: Run) -> ConfigError:
-    """Returns the refusal of a run that is no language model."""
+    """Returns the error for a run without a language model."""
     if len(getattr(run.learned_state.outputs, "shape", ())) == 2:
         reason = "its dataset made the tokens itself, so scaleflow does not know what text they are"
     else:
@@ -62,8 +62,8 @@ class LanguageModel:
     """Continues texts.
 
     Args:
-        path: of an exported model, a Keras file or the folder of a SavedModel.
-        state: what the run learned.
+        path: an exported model: a Keras file or the folder of a SavedModel.
+        state: the run's learned state.
 
     Raises:
         ConfigError: if the model or the tokenizer cannot be loaded, or the model looks at later tokens.
@@ -79,7 +79,10 @@ class LanguageModel:
         self._predict = load_next_token(path, self._window, inputs.dtype)
 
     def encode(self, prompt: str) -> list[int]:
-        """Returns the tokens of a prompt. Raises ConfigError if it is empty, or if the run does not know its words."""
+        """Returns the tokens of a prompt.
+
+        Raises ConfigError if it is empty, or has words that the run does not know.
+        """
         from scaleflow.dataset.reading.tokenizer import find_unknown
 
         if unknown := find_unknown(self._tokenizer, prompt):
@@ -94,7 +97,7 @@ class LanguageModel:
         return list(map(int, tokens))
 
     def generate(self, tokens: list[int], sampling: Sampling) -> Iterator[str]:
-        """Yields the text after the tokens of a prompt, in pieces."""
+        """Yields the generated text after a prompt's tokens, in pieces."""
         from scaleflow.dataset.reading.tokenizer import TextStream
         from scaleflow.model.gpt import generate_tokens
 
@@ -106,7 +109,10 @@ class LanguageModel:
 
 
 def load_language_model(plan: Plan, run: Run, folder: Path) -> LanguageModel:
-    """Downloads a run's model into a folder, and loads it on the devices of a plan. Raises as `LanguageModel` does."""
+    """Downloads a run's model into a folder and loads it on the devices of a plan.
+
+    Raises ConfigError as `LanguageModel` does.
+    """
     from scaleflow.tracking.saved_models import download_saved_model
     from scaleflow.tracking.tracked_runs import download_model
     from scaleflow.worker.keras_import import import_keras
@@ -115,7 +121,7 @@ def load_language_model(plan: Plan, run: Run, folder: Path) -> LanguageModel:
     import_keras()
     setup_runtime(plan, lambda event: None)
     refusals = []
-    for download in (download_model, download_saved_model):  # Keras may have no file, or no code for it
+    for download in (download_model, download_saved_model):  # there may be no Keras file, or no code for it
         try:
             return LanguageModel(download(run.tracker, run.model, folder), run.learned_state)
         except ConfigError as refusal:

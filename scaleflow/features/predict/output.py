@@ -1,4 +1,4 @@
-"""Writes predictions to a file or to a folder of shards, so that what has its final name is whole. No TensorFlow."""
+"""Writes predictions to a file or a folder of shards. A file with its final name is complete. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pyarrow import csv, parquet, types
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.runs.folder import read_json, replace_text
 
-#: Suffixes of a file.
+#: Suffixes of an output that is one file.
 PARQUET = (".parquet", ".pq")
 CSV = (".csv",)
 
-#: The file of a folder that says what its shards are. Readers of a folder ignore names that begin with `_`.
+#: File in a folder of shards that says how the shards were made. Readers of folders ignore names with a leading `_`.
 MANIFEST = "_predictions.json"
 
 SHARD = re.compile(r"part-\d{5,}\.parquet")
@@ -30,10 +30,10 @@ SHARD = re.compile(r"part-\d{5,}\.parquet")
 
 @dataclass(frozen=True)
 class Output:
-    """Where predictions go."""
+    """The output of the predictions."""
 
     path: Path  # a file, or a folder of shards
-    is_folder: bool  # which of the two
+    is_folder: bool  # whether it is a folder
 
     @property
     def is_csv(self) -> bool:
@@ -43,7 +43,7 @@ class Output:
         return self.path / f"part-{number:05d}.parquet" if self.is_folder else self.path
 
     def count_finished(self) -> int:
-        """Returns the number of shards without a gap that are finished."""
+        """Returns the number of finished shards before the first gap."""
         number = 0
         while self.shard(number).exists():
             number += 1
@@ -51,7 +51,7 @@ class Output:
 
     @contextlib.contextmanager
     def open_shard(self, number: int, schema: Any) -> Iterator[Any]:
-        """Yields a writer of tables. The shard gets its name when the block ends, unless it ends with an error."""
+        """Yields a writer of tables. The shard gets its final name only if the block ends without an error."""
         path = self.shard(number)
         part = path.with_name(f".{path.name}.part")
         try:
@@ -67,7 +67,7 @@ class Output:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other commands from a folder while the block lasts."""
+        """Keeps other commands out of a folder of shards during the block."""
         if not self.is_folder:
             yield
             return
@@ -83,15 +83,15 @@ class Output:
             os.close(descriptor)
 
     def find_first(self, manifest: Mapping[str, Any], resumes: bool) -> int:
-        """Returns the number of the first shard to write, without changing anything.
+        """Returns the number of the first shard to write. Changes nothing.
 
-        Raises ConfigError if the shards there were made in another way than `manifest` says.
+        Raises ConfigError if the existing shards do not match `manifest`.
         """
         file = self.path / MANIFEST
         if not (resumes and file.exists()):
             return 0
         known = read_json(file)
-        if known.get("on-bad") == "raise":  # no row of the finished shards is bad
+        if known.get("on-bad") == "raise":  # then the finished shards have no bad rows
             known["on-bad"] = manifest["on-bad"]
         if changed := [key for key, value in manifest.items() if known.get(key) != value]:
             raise ConfigError(
@@ -101,7 +101,7 @@ class Output:
         return self.count_finished()
 
     def begin(self, manifest: Mapping[str, Any], first: int) -> None:
-        """Says how the shards of a folder are made. Removes those that are there, unless `first` is not 0."""
+        """Writes the manifest of a folder of shards. If `first` is 0, deletes existing shards."""
         if not self.is_folder:
             return
         for path in self.path.iterdir():
@@ -110,14 +110,14 @@ class Output:
         replace_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def count_rows(self, shards: int) -> int:
-        """Returns the number of rows in the first shards of a folder."""
+        """Returns the number of rows in the first `shards` shards of a folder."""
         return sum(parquet.read_metadata(self.shard(number)).num_rows for number in range(shards))
 
 
 def open_output(text: str, overwrites: bool, resumes: bool) -> Output:
-    """Returns the output that a user names, without changing anything.
+    """Returns the output that a user names. Changes nothing.
 
-    Raises ConfigError if it exists and is neither to be replaced nor to be continued, or cannot be written.
+    Raises ConfigError if it cannot be written, or exists and should be neither replaced nor continued.
     """
     path = Path(text)
     suffix = path.suffix.lower()
@@ -135,7 +135,7 @@ def open_output(text: str, overwrites: bool, resumes: bool) -> Output:
 
 
 def check_modes(path: Path, is_folder: bool, overwrites: bool, resumes: bool) -> None:
-    """Raises ConfigError if the output exists, and is neither to be replaced nor to be continued."""
+    """Raises ConfigError if the output exists and should be neither replaced nor continued."""
     if resumes and overwrites:
         raise ConfigError("--resume: --overwrite begins again; use one of them")
     if resumes and not is_folder:
@@ -156,7 +156,7 @@ def check_modes(path: Path, is_folder: bool, overwrites: bool, resumes: bool) ->
 def check_schema(output: Output, kept: Any, predicted: Any) -> Any:
     """Returns the schema of an output: kept columns, then predictions.
 
-    Raises ConfigError if names are there twice, or a CSV file cannot hold a type.
+    Raises ConfigError if a name occurs twice, or a CSV file cannot hold a type.
     """
     if twice := [name for name in kept.names if name in predicted.names]:
         raise ConfigError(f"--keep {', '.join(twice)}: the predictions have a column of that name; leave it out")

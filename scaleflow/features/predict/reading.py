@@ -1,4 +1,4 @@
-"""The rows of new data in order, and the columns that a model takes. No TensorFlow."""
+"""Reads the rows of new data in order, and matches their columns to a model's inputs. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ Array = np.ndarray[Any, Any]
 
 
 class RowBatch(NamedTuple):
-    """Some rows.
+    """Consecutive rows.
 
     Attributes:
-        first: the place of the first one among all rows, from 0.
+        first: index of the first row among all rows, from 0.
         table: the rows.
-        faults: why rows cannot be read, as those with too few or too many fields, by their places. Such a row is empty
-            in the table.
+        faults: why a row cannot be read, such as too many fields, by its index. Such a row is empty in the table.
     """
 
     first: int
@@ -38,18 +37,19 @@ class RowBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where the rows come from.
+    """A source of rows.
 
     Attributes:
-        files: their paths, in the order in which they are read.
+        files: paths in reading order.
         schema: names and types of the columns.
-        read: yields the rows in order: `read(columns, at_once, skip)`, with the names of the columns, the most rows of
-            a batch (of a text file, a block is one), and the number of rows to leave out.
-        name: names a row that was read, by its place: a file, or a file and a row, from 1; a header does not count.
-        rows: the number of rows, if it is known without reading them.
-        values: the columns that have the values of a model's single input, if that is known.
-        labels: the columns that are copied to the output, unless the user names some.
-        delimiter: of CSV files, if it is no usual one.
+        read: yields the rows in order: `read(columns, at_once, skip)`, with the column names, the maximum of rows per
+            batch (for a text file, a block), and the number of rows to skip.
+        name: returns the name of a row that was read, from its index: a file, or a file and a row counted from 1
+            without the header.
+        rows: number of rows; None: unknown before reading.
+        values: columns with the values of a model's single input, if known.
+        labels: columns to copy to the output if the user names none.
+        delimiter: delimiter of CSV files, if unusual.
     """
 
     files: Sequence[str]
@@ -65,7 +65,7 @@ class RowSource:
 def read_places(
     count: int, read: Callable[[list[str], int, int], RowBatch]
 ) -> Callable[[Sequence[str], int, int], Iterator[RowBatch]]:
-    """Returns `RowSource.read` of rows that can be read at any place: `read(columns, first, end)`."""
+    """Returns a `RowSource.read` for rows that can be read by index with `read(columns, first, end)`."""
 
     def read_in_order(columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
         for first in range(skip, count, at_once):
@@ -75,12 +75,12 @@ def read_places(
 
 
 class FileRows:
-    """The rows of files that are read one after the other.
+    """The rows of several files, one file after the other.
 
     Args:
-        counts: the number of rows of each file; None: it is not known.
-        read: yields the rows of a file in pieces: `read(file, columns, at_once)`, each with what is wrong with its
-            malformed rows, counted from 0.
+        counts: number of rows of each file; None: unknown.
+        read: yields the rows of a file in pieces: `read(file, columns, at_once)`. Each piece comes with the faults of
+            its malformed rows, by index in the piece.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FileRows:
 
 
 def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | None) -> Iterator[RowBatch]:
-    """Yields the rows in batches of at most `largest`, each of rows of one shard."""
+    """Divides rows into batches of at most `largest` rows. No batch spans two shards."""
     parts = list[Any]()
     faults = dict[int, str]()
     place = 0
@@ -144,30 +144,30 @@ def to_words(value: Any) -> tuple[str, ...] | None:
     return tuple(value) if is_words else None
 
 
-#: The most columns that a message names.
+#: Maximum of columns that a message names.
 MAX_NAMED = 20
 
 
 def name_columns(names: Sequence[str], missing: str, others: Collection[str] = ()) -> str:
-    """Names the columns of a table that lacks one, first the most similar, unless it is one of the others."""
+    """Returns the columns of a table as text, for a message about a `missing` one. Suggests a similar name."""
     similar = find_similar(missing, [name for name in names if name not in others])
     return f"{f'did you mean {similar}? The' if similar else 'the'} table has {format_columns(names)}"
 
 
 def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the columns of each input.
+    """Returns the table's columns for each input of the model.
 
-    An input with a name is read from the column of that name. An input without one is read from several columns with a
-    value each, in order, or from one column of lists.
+    An input with a name is read from the column of that name. An input without a name is read from several columns in
+    order, one value each, or from one column of lists.
 
     Args:
-        state: what the model takes.
-        schema: of the table.
-        selected: the columns that the user names, in the order of the model's values; empty: all but the target that
-            the model was trained on.
+        state: the run's learned state, with the model's inputs.
+        schema: schema of the table.
+        selected: columns that the user names, in the order of the model's values; empty: all except the training's
+            target.
 
     Raises:
-        ConfigError: if columns are missing, or cannot be what the model takes.
+        ConfigError: if columns are missing, or have a type that the model cannot take.
     """
     inputs = name_leaves(state.inputs)
     if "" not in inputs:
@@ -207,7 +207,7 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
 
 
 def describe_in_words(described: Inputs, takes_pictures: bool = False) -> str:
-    """Returns an input in words, such as `an array of shape (8, 8, 1), float32`."""
+    """Describes an input in words, such as `an array of shape (8, 8, 1), float32`."""
     if takes_pictures:
         return "pictures (the bytes of JPEG, PNG, BMP or GIF files)"
     kind = "text" if described.dtype in ("object", "string") else described.dtype
@@ -215,7 +215,7 @@ def describe_in_words(described: Inputs, takes_pictures: bool = False) -> str:
 
 
 def check_type(name: str, type_: Any, described: Inputs, takes_pictures: bool = False) -> None:
-    """Raises ConfigError if no value of a column's type can be a value of the input."""
+    """Raises ConfigError if a column's type cannot hold values of the input."""
     if takes_pictures and is_picture(type_):
         return
     inner = type_
@@ -233,7 +233,7 @@ def check_type(name: str, type_: Any, described: Inputs, takes_pictures: bool = 
 
 
 def is_picture(type_: Any) -> bool:
-    """Returns whether a column may have encoded pictures: their bytes, alone or as `datasets` keeps them."""
+    """Returns whether a column can hold encoded pictures: as bytes, or as the structs of `datasets`."""
     if types.is_struct(type_):
         return bool(type_.get_field_index("bytes") >= 0)
     return bool(types.is_binary(type_) or types.is_large_binary(type_))
@@ -248,26 +248,26 @@ def format_columns(names: Sequence[str]) -> str:
 
 
 def drop_unfit_names(outputs: Outputs) -> Outputs:
-    """Returns outputs without names that do not fit their shape, or are there twice."""
+    """Returns outputs without class names if these do not fit the shape or repeat."""
     count = 2 if outputs.kind == "binary" else outputs.shape[-1]
     names = outputs.names or ()
     return outputs if len(set(names)) == len(names) == count else replace(outputs, names=None)
 
 
-#: The kinds of columns of which the model replaces a missing value by what training learned.
+#: Kinds of columns whose missing values the model replaces by learned ones.
 FILLED = (NUMBER, DATE)
 
 
 @dataclass(frozen=True)
 class InputForm:
-    """How rows become the inputs of a model."""
+    """How rows become a model's inputs."""
 
-    state: LearnedState  # what the model takes, and how its run read its data
-    columns: Mapping[str, Sequence[str]]  # of the rows, for each input
+    state: LearnedState  # the model's inputs, and how its run read the data
+    columns: Mapping[str, Sequence[str]]  # columns of the rows, for each input
 
     @cached_property
     def readers(self) -> dict[str, ColumnReader]:
-        """What reads the columns that the run took for numbers, categories, texts or dates."""
+        """Readers of the columns that the run took for numbers, categories, texts or dates."""
         words = {name: to_words(each.learned) or () for name, each in self.state.preprocessing.items()}
         return make_readers(self.state.reading, words)
 
@@ -276,10 +276,10 @@ class InputForm:
 
     @cached_property
     def filled(self) -> dict[str, bool | None]:
-        """The inputs in which the model replaces a missing value, and whether training had some; None: not known."""
+        """Inputs whose missing values the model replaces, and whether training had such values; None: unknown."""
         found: dict[str, bool | None] = {}
         for name, each in self.state.preprocessing.items():
-            if not each.path.startswith("scaleflow."):  # it may
+            if not each.path.startswith("scaleflow."):  # own preprocessing may replace them
                 found[name] = None
             elif self.find_reader(name).kind in FILLED and isinstance(each.learned, dict):
                 found[name] = bool(each.learned.get("missing"))
@@ -287,11 +287,11 @@ class InputForm:
 
     @property
     def categories(self) -> list[str]:
-        """The inputs that are categories."""
+        """Inputs that are categories."""
         return [name for name, reader in self.readers.items() if reader.kind == CATEGORY]
 
     @property
     def many_words(self) -> Collection[str]:
-        """The inputs of which the model knows only the most frequent words of training."""
+        """Inputs with a vocabulary cut to the most frequent words of training."""
         found = self.state.reading.get("many_words")
         return found if isinstance(found, dict) else ()

@@ -1,4 +1,4 @@
-"""`--explain`: columns that say how much each column of a row contributes to its prediction."""
+"""`--explain`: columns with the contribution of each input column to a row's prediction."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scaleflow.serving.reasons import LAYER, TYPICAL, Explainer
 if TYPE_CHECKING:
     from scaleflow.features.predict.chunks import RowModel
 
-#: The most values of a layer that get a column each; more are a list.
+#: Maximum of a layer's values with one column each. More values become one column of lists.
 MAX_COLUMNS = 1000
 
 
 def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explainer:
-    """Makes what explains the predictions of a model. Raises ConfigError if that is not possible."""
+    """Returns the explainer of a model's predictions. Raises ConfigError if they cannot be explained."""
     inputs = {name: (tuple(each.shape), each.dtype) for name, each in name_leaves(state.inputs).items()}
     try:
         return Explainer(inputs, predicted.outputs, state.schema)
@@ -31,9 +31,9 @@ def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explain
 
 @dataclass(frozen=True)
 class ExtendedColumns(PredictionColumns):
-    """The columns of predictions, and further ones: reasons, the outputs of a layer."""
+    """The columns of predictions, and further ones: reasons, or a layer's values."""
 
-    more: Mapping[str, Array] = field(default_factory=dict)  # arrays of no rows of them, by name
+    more: Mapping[str, Array] = field(default_factory=dict)  # arrays without rows, by name
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
         found = super().convert({name: values[name] for name in self.outputs})
@@ -49,14 +49,14 @@ class ExtendedColumns(PredictionColumns):
 
 
 def describe_cost(explainer: Explainer) -> str:
-    """Returns what the reasons cost, and what they are measured from, for a note."""
+    """Returns a note with the cost of the reasons, and the typical row that they are measured from."""
     shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in explainer.typical.items()]
     typical = f"; {TYPICAL} is that for a typical row of the training ({join_first(shown)})" if shown else ""
     return f"--explain: {explainer.cost}{typical}"
 
 
 class ExplainingModel:
-    """A model that returns reasons, too."""
+    """A model that returns its outputs and the reasons for them."""
 
     def __init__(self, model: RowModel, explainer: Explainer) -> None:
         self.inputs = model.inputs
@@ -67,6 +67,6 @@ class ExplainingModel:
         self._explainer = explainer
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
-        """Returns the outputs, and the reasons by the names of their columns."""
+        """Returns the outputs, and the reasons by column name."""
         outputs = self._model.predict(arrays, name)
         return outputs | self._explainer.explain(lambda rows: self._model.predict(rows, name), arrays, outputs)

@@ -6,12 +6,12 @@ from typing import Any
 
 from scaleflow.interfaces.stages import StageCommand
 
-#: The predictions of a stage that names no output, in its folder.
+#: File with the predictions in the stage's folder, if the stage names no output.
 PREDICTIONS = "predictions.parquet"
 
 
 class PredictStage(StageCommand):
-    """Predictions for the rows of a table."""
+    """Writes a model's predictions for a table."""
 
     def make_extra_words(self, values: Mapping[str, Any], folder: Path) -> list[str]:
         if values.get("output"):

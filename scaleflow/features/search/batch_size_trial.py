@@ -1,4 +1,4 @@
-"""Trains for a short time to find the batch size. `trial_rules.py` has the rules.
+"""Finds the batch size with short trainings. `trial_rules.py` has the rules.
 
 The trial does not validate, save or export.
 """
@@ -45,13 +45,14 @@ from scaleflow.worker.runtime import StartupTimer
 if TYPE_CHECKING:
     from scaleflow.training import Length, WorkerSync
 
-#: The seconds that a call of the compiled loop should take, as in a run; calls of at least half of that are measured.
+#: A call of the compiled loop should take this many seconds, as in a run. Calls of at least half that time are
+#: measured.
 CALL_SECONDS = 0.5
 
-#: A call takes at most this many times the steps of the one before.
+#: A call takes at most this many times the steps of the previous call.
 MAX_GROWTH = 64
 
-#: The seconds and calls for which a batch size is measured, and the longest time.
+#: Minimum of seconds and calls to measure a batch size, and maximum of seconds.
 MIN_SECONDS = 1.0
 MIN_CALLS = 3
 MAX_SECONDS = 10.0
@@ -63,9 +64,10 @@ BYTES_PER_MB = 1 << 20
 
 
 class SpeedHost(TrialHost):
-    """Measures the seconds of a step.
+    """Measures the seconds per step.
 
-    The first call compiles. Calls then grow to half a second, as in a run, unless their steps are `fixed` there, too.
+    The first call compiles and is not measured. Later calls grow to half a second, as in a run, unless the run takes a
+    `fixed` number of steps per call.
     """
 
     def __init__(self, length: Length, sync: WorkerSync, fixed: int | None) -> None:
@@ -103,18 +105,19 @@ class SpeedHost(TrialHost):
 class BatchSizeTrial:
     """Measures the examples per second of batch sizes that double.
 
-    Each size gets its own engine, on the same devices and examples. The rules choose what is tried and what is found.
+    Each size gets its own engine, on the same devices and examples. `trial_rules` decides which sizes to try and which
+    to choose.
     """
 
     def __init__(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer) -> None:
         from scaleflow import model, training
 
-        if is_searched(spec.plan, RateTest.key):  # its search comes later, with the batch size that is found
+        if is_searched(spec.plan, RateTest.key):  # the rate is searched later, with the chosen batch size
             spec = replace(spec, plan=leave_schedule_out(spec.plan))
         self._spec = spec
         self._emit = emit
         self._timer = startup_timer
-        self._emit_built = emit  # the notes of the first engine are those of all
+        self._emit_built = emit  # only the first engine's notes are shown: the others repeat them
         self._multiple = find_batch_multiple(spec.plan)
         first = set_values(spec.plan, {BatchSearch.key: choose_first_size(self._multiple, sys.maxsize)})
         self._data = prepare_data(first, emit, startup_timer)
@@ -124,16 +127,16 @@ class BatchSizeTrial:
         self._watch = MemoryWatch()
         self._before = self._watch.measure()
         self._size = choose_first_size(self._multiple, self._largest)
-        # Keras numbers layers through a whole process, and patterns have to match those of each model.
+        # Keras numbers layers throughout a process. Patterns of layer names have to match in each model.
         self._build: Callable[[], TrainingSetup] = model.keep_names(self._build_engine)
-        self._built: TrainingSetup | None = None  # the engine of the first size, until that is measured
+        self._built: TrainingSetup | None = None  # the first size's engine, until it is measured
         self._stopped = False
         self._has_measured = False
         self.setup = self._build()
         self._sync = training.WorkerSync(self.setup.runtime.strategy, count_synchronous_workers(spec.plan), should_stop)
 
     def run(self) -> None:
-        """Tries the sizes, and reports the one that is found and the end of the run."""
+        """Tries the sizes, then reports the chosen one and the end of the run."""
         self._built = self.setup
         self.setup = drop_engine(self.setup)
         self._emit_built = ignore_event
@@ -171,7 +174,7 @@ class BatchSizeTrial:
         return build_engine(plan, data, self._emit_built, startup_timer=self._timer)
 
     def _try(self, size: int, verb: str) -> list[BatchMeasurement]:
-        """Measures a size, and reports it; returns nothing if the trial is asked to stop."""
+        """Measures a size and reports it. Returns an empty list if the trial was asked to stop."""
         if self._stopped:
             return []
         self._emit(PhaseBegan(f"{verb} training.batch_size={size}"))
@@ -179,7 +182,7 @@ class BatchSizeTrial:
         measurement: BatchMeasurement | None
         try:
             measurement = self._measure_size()
-        except ConfigError as problem:  # all workers meet it
+        except ConfigError as problem:  # it occurs on all workers
             if not self._has_measured:
                 raise
             measurement = BatchMeasurement(size, None, problem=str(problem))
@@ -192,19 +195,19 @@ class BatchSizeTrial:
         return [measurement]
 
     def _measure_size(self) -> BatchMeasurement | None:
-        """Measures the current size; returns None if the trial is asked to stop. A size that does not fit has no rate.
+        """Measures the current size. Returns None if the trial was asked to stop.
 
-        Raises ConfigError if nothing can be trained with the size.
+        A size that does not fit into memory has no rate. Raises ConfigError if the size cannot be trained with.
         """
         from scaleflow.dataset.batches.preprocessing import available_bytes
 
-        workers = count_synchronous_workers(self._spec.plan)  # all of them are on this machine
+        workers = count_synchronous_workers(self._spec.plan)  # all run on this machine
         self._watch.start_again()
         rate = None
         try:
             rate = self._measure()
         except Exception as error:
-            if workers > 1 or not is_out_of_memory(error):  # other workers would wait for this one for ever
+            if workers > 1 or not is_out_of_memory(error):  # other workers would wait for this one forever
                 raise
         finally:
             self._built = None
@@ -218,7 +221,7 @@ class BatchSizeTrial:
         return BatchMeasurement(self._size, rate, may_double, host_mb=(peak - self._before) / BYTES_PER_MB)
 
     def _measure(self) -> float | None:
-        """Returns the examples per second of an epoch with the current size; None if the trial is asked to stop."""
+        """Returns the examples per second of an epoch with the current size, or None if the trial was asked to stop."""
         from scaleflow import training
 
         built = self._built if self._built is not None else self._build()
@@ -226,7 +229,7 @@ class BatchSizeTrial:
         feed = built.feeds.train
         length = training.compute_length(options, feed)
         host = SpeedHost(length, self._sync, fixed=find_fixed_steps(built))
-        if built.engine.freezing is not None:  # the most memory is needed then
+        if built.engine.freezing is not None:  # this phase needs the largest memory
             built.engine.begin_freeze_phase(built.engine.freezing.largest, feed)
         try:
             built.engine.run(feed, host)
@@ -259,10 +262,10 @@ class BatchSizeTrial:
 
 
 class MemoryWatch:
-    """Watches the resident memory of this process in a thread. TensorFlow keeps no count for a CPU."""
+    """Tracks the peak of this process's resident memory in a thread, because TensorFlow does not count CPU memory."""
 
     def __init__(self) -> None:
-        self.peak = 0.0  # the most bytes since `start_again`
+        self.peak = 0.0  # maximum of bytes since `start_again`
         self._process = psutil.Process()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
@@ -278,7 +281,7 @@ class MemoryWatch:
         self.peak = self.measure()
 
     def measure(self) -> float:
-        """Returns the bytes of now."""
+        """Returns the process's resident memory in bytes."""
         return float(self._process.memory_info().rss)
 
     def _watch(self) -> None:
@@ -287,7 +290,7 @@ class MemoryWatch:
 
 
 def find_fixed_steps(setup: TrainingSetup) -> int | None:
-    """Returns the number of steps that each call of the run would take; None if the run adapts it."""
+    """Returns the number of steps that each call of the run takes, or None if the run adapts it."""
     options = setup.plan.training
     if options.steps_per_loop != "auto":
         return options.steps_per_loop
@@ -295,6 +298,6 @@ def find_fixed_steps(setup: TrainingSetup) -> int | None:
 
 
 def drop_engine(setup: TrainingSetup) -> TrainingSetup:
-    """Returns what is left of a setup when its engine is no longer needed, whose memory is then free."""
+    """Returns a setup without its engine, feeds and export, so that their memory can be freed."""
     nothing: Any = None
     return replace(setup, engine=nothing, feeds=nothing, export=nothing, facts=replace(setup.facts, metadata=None))

@@ -1,4 +1,4 @@
-"""Finds the settings of a run that are `auto`, each in a run of its own before it."""
+"""Before a run, finds its settings that are `auto`. Each search is a separate run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from scaleflow.runs.folder_use import create_folder
 def find_settings(
     run: PreparedRun, launch: Callable[[PreparedRun], Outcome], stop: StopRequest
 ) -> PreparedRun | Outcome:
-    """Returns the run with the settings that are found, or how the command ends if one is not found.
+    """Returns the run with all `auto` settings replaced, or the outcome of the command if a search failed.
 
-    Raises ConfigError if a search cannot begin, or if the config cannot work with what it finds.
+    Raises ConfigError if a search cannot begin, or if the config does not work with a found value.
     """
     while True:
         trial = choose_trial(run.spec.plan)
@@ -45,7 +45,7 @@ def find_settings(
 
 
 def choose_trial(plan: Plan) -> Trial | None:
-    """Returns the next trial that a run needs before it, the batch size first; None if it needs no more."""
+    """Returns the next trial that a run needs, the batch size first, or None if it needs no more."""
     if is_searched(plan, BatchSearch.key):
         return BatchSearch()
     if is_searched(plan, RateTest.key):
@@ -54,14 +54,14 @@ def choose_trial(plan: Plan) -> Trial | None:
 
 
 def make_search(run: PreparedRun, trial: Trial) -> PreparedRun:
-    """Returns the run that searches a setting for another run, and makes its folder beside that run's.
+    """Returns the run that searches a setting, and creates its folder next to the folder of the run.
 
-    Raises ConfigError if the folder cannot be made.
+    Raises ConfigError if the folder cannot be created.
     """
     try:
         folder = name_search_folder(run.spec.folder, trial)
         create_folder(folder)
-    except (OSError, ValueError) as error:  # no permission, a name that is too long, no name
+    except (OSError, ValueError) as error:  # no permission, or a bad name
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"hydra.run.dir={run.spec.folder}: {trial.key}={AUTO} needs a folder beside it, which cannot be made "
@@ -72,7 +72,7 @@ def make_search(run: PreparedRun, trial: Trial) -> PreparedRun:
 
 
 def name_search_folder(folder: Path, trial: Trial) -> Path:
-    """Returns a new folder: the run of an earlier search may have been refused, so its folder may still exist."""
+    """Returns an unused path next to the run's folder. An earlier search may have left its own folder there."""
     setting = trial.key.partition(".")[2].replace("_", "-")
     path = folder.with_name(f"{folder.name}-{setting}")
     number = 1
@@ -83,10 +83,10 @@ def name_search_folder(folder: Path, trial: Trial) -> Path:
 
 
 def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
-    """Returns the run with the found setting in its config.
+    """Returns the run with the found value in its config.
 
-    Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
-    setting cannot work with the number.
+    The run's tags say how the value was found. Its folder gets a copy of the search's table. Raises ConfigError if keys
+    that refer to the setting do not work with the value.
     """
     trial = RateTest if found.key == RateTest.key else BatchSearch
     value = found.value if trial is RateTest else int(found.value)
@@ -98,7 +98,7 @@ def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> Pre
     run_id = search.spec.files.read_record().get("run_id")
     if run_id:
         tags[f"{tag}.run"] = run_id
-    with contextlib.suppress(OSError):  # the folder of the search has the figures, too
+    with contextlib.suppress(OSError):  # the search's folder keeps the original
         shutil.copyfile(search.spec.folder / trial.table, run.spec.folder / trial.table)
     word = found.word.partition(".")[2]
     label = run.spec.label.replace(f"{name}={AUTO}", word)
@@ -109,7 +109,7 @@ def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> Pre
 def end_without_setting(
     search: PreparedRun, trial: Trial, state: RunState, outcome: Outcome, stop: StopRequest
 ) -> Outcome:
-    """Returns how the command ends if a search has found nothing, was refused or was stopped."""
+    """Returns the outcome of the command if a search found nothing, was refused or was stopped."""
     error = outcome.error
     if state.is_ready and not error:
         how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"

@@ -1,4 +1,4 @@
-"""Checks whether a trial can find its setting for a plan, from the config alone."""
+"""Checks from the config alone whether a trial can find its setting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from scaleflow.interfaces import Plan, name_command
 
 
 def is_searched(plan: Plan, key: str) -> bool:
-    """Whether the value of a key is to be found before the run."""
+    """Returns whether a key is `auto`, so that its value is searched before the run."""
     return bool(find_value(plan, key) == AUTO)
 
 
 def fill_in_settings(plan: Plan) -> Plan:
-    """Returns a plan with numbers in place of `auto`, with which the rest of the config is checked.
+    """Returns a plan with numbers instead of `auto`, for checking the rest of the config.
 
     Raises ConfigError if a trial cannot find the setting.
     """
-    if is_searched(plan, BatchSearch.key):  # every size that is tried is a multiple of the first one, or a divisor
+    if is_searched(plan, BatchSearch.key):  # all sizes tried are multiples or divisors of this one
         size = choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE)
         plan = set_values(plan, {BatchSearch.key: size})
     if is_searched(plan, RateTest.key):
@@ -31,7 +31,7 @@ def fill_in_settings(plan: Plan) -> Plan:
 
 
 def leave_schedule_out(plan: Plan) -> Plan:
-    """Returns a plan with a low, constant learning rate, as a test of the rate begins with."""
+    """Returns a plan with the constant low learning rate of a rate test's first step."""
     values = {
         "optimizer.schedule": "constant",
         "optimizer.warmup_steps": 0,
@@ -45,9 +45,9 @@ def check_trial(plan: Plan, trial: Trial, what: str) -> None:
     """Checks that a trial can find its setting for a plan.
 
     Args:
-        what: what asks for the trial: a word of the run, or a command.
+        what: the word or command that requires the trial, for messages.
 
-    Raises ConfigError, naming the key, the value and what would work.
+    Raises ConfigError with the key, the value and a fix.
     """
     if plan.strategy.has_coordinator:
         raise make_refusal(
@@ -64,7 +64,7 @@ def check_trial(plan: Plan, trial: Trial, what: str) -> None:
 
 
 def check_rate_test(plan: Plan, what: str) -> None:
-    """Checks that a test of the learning rate works. Raises ConfigError as `check_trial` does."""
+    """Checks that a learning-rate test works for a plan. Raises ConfigError as `check_trial` does."""
     optimizer = plan.optimizer
     training = plan.training
     if is_searched(plan, BatchSearch.key):

@@ -10,11 +10,11 @@ from scaleflow.interfaces.events import TaskResult
 
 
 class SettingFound(TaskResult, event="found"):
-    """A trial has found a value of a key. Its figures are in a CSV file."""
+    """A trial has found the value of a key. Its measurements are in a CSV file."""
 
     key: str
     value: float
-    reason: str  # why this value
+    reason: str  # why this value was chosen
     path: str
 
     @property

@@ -3,7 +3,7 @@
 from scaleflow.interfaces.config import Plan, Rule
 from scaleflow.interfaces.features import Command, Feature, Placeholder, UntrainedRuns
 
-#: The param that says which setting a run looked for.
+#: Param of a trial's run: the setting that it searches.
 FIND_PARAM = "find"
 
 PLACEHOLDERS = (

@@ -34,7 +34,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
 
-#: The fewest steps of a test: fewer are too far apart.
+#: Minimum of steps of a rate test. With fewer, the rates would be too far apart.
 MIN_STEPS = 20
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> Outcome:
 
 
 def prepare_trial(composed: ComposedConfig, trial: Trial) -> PreparedRun:
-    """Prepares the run of a trial, from the config of the run whose setting it finds.
+    """Prepares the run of a trial from the config of the run that needs the setting.
 
     Raises ConfigError if the trial cannot work.
     """
@@ -70,13 +70,13 @@ def prepare_trial(composed: ComposedConfig, trial: Trial) -> PreparedRun:
     run = prepare_run(composed)
     plan = run.spec.plan
     if isinstance(trial, RateTest) and plan.choices.get("optimizer") == "tabular":
-        plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
+        plan = set_values(plan, {"optimizer.schedule": "constant"})  # this optimizer sets another schedule
     check_trial(plan, trial, f"{name_command('find')} {trial.name}")
     return replace(run, spec=replace(run.spec, plan=plan, task=FindSetting(trial)))
 
 
 def read_trial(typed: argparse.Namespace) -> Trial:
-    """Returns the trial that a command asks for. Raises ConfigError if its options cannot work."""
+    """Returns the trial that a command requests. Raises ConfigError if its options do not work."""
     options = {key: value for key in ("low", "high", "steps") if (value := getattr(typed, key)) is not None}
     if typed.setting == BatchSearch.name:
         if options:

@@ -1,4 +1,4 @@
-"""Draws the figures of a trial."""
+"""Draws the measurements of a trial."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from scaleflow.pages.charts import Chart
 from scaleflow.tracking.plot import write_picture
 
-#: The most settings that are named on an axis.
+#: Maximum of settings named on an axis.
 MAX_NAMED = 8
 
-#: The column of a smoothed figure, which is drawn as a line.
+#: Column of smoothed losses, drawn as a line.
 SMOOTHED = "smoothed_loss"
 
 
 def draw_trial(table: Path, word: str, value: float) -> Path:
-    """Draws the figures of a trial as an SVG file next to their table, and returns its path.
+    """Draws the measurements of a trial as an SVG file next to their table. Returns its path.
 
     Args:
-        table: a CSV file with a header. Its first column is the setting, the second is drawn as points, and
-            `smoothed_loss`, if there is one, as a line.
-        word: what was found, as it is typed.
-        value: the setting that was found.
+        table: a CSV file with a header. Its first column is the setting. The second is drawn as points, and
+            `smoothed_loss`, if present, as a line.
+        word: the result, as the user types it.
+        value: the chosen setting.
     """
     with table.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
@@ -62,7 +62,7 @@ def draw_trial(table: Path, word: str, value: float) -> Path:
 
 
 def select_points(x: Sequence[float], y: Sequence[float], low: float, high: float) -> tuple[list[float], list[float]]:
-    """Returns the coordinates of the points that are not below `low` or above `high`."""
+    """Returns the coordinates of the points from `low` to `high`."""
     shown_x = []
     shown_y = []
     for one_x, one_y in zip(x, y, strict=True):

@@ -1,4 +1,4 @@
-"""Trains for a short time to find the learning rate. `trial_rules.py` has the rules.
+"""Finds the learning rate with a short training. `trial_rules.py` has the rules.
 
 The trial does not validate, save or export.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RateTrial(TrialHost):
-    """Raises the learning rate from step to step, and records the loss of each.
+    """Raises the learning rate from step to step and records each step's loss.
 
     Raises ConfigError if the training step has its own optimizers.
     """
@@ -59,7 +59,7 @@ class RateTrial(TrialHost):
         self._losses: list[float] = []
 
     def run(self) -> None:
-        """Takes the steps, and reports the rate that is found and the end of the run."""
+        """Takes the steps, then reports the chosen rate and the end of the run."""
         self._engine.begin_freeze_phase(0, self.setup.feeds.train)
         with contextlib.suppress(NotFinite):  # the loss has diverged
             self._engine.run(self.setup.feeds.train, self)

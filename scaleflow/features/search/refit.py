@@ -32,7 +32,7 @@ from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 
-#: The tag of the new run that names the run whose config it has.
+#: Tag of the new run: the id of the run whose config it uses.
 TAG = "scaleflow.refit_of"
 
 
@@ -40,7 +40,7 @@ TAG = "scaleflow.refit_of"
 def main(typed: list[str]) -> Outcome:
     parser = make_run_parser("refit", __doc__)
     parser.add_argument("--all", action="store_true", help="train on the rows of the test split, too")
-    words, options = parse_command(parser, typed, takes_run=False)  # it may be a sweep
+    words, options = parse_command(parser, typed, takes_run=False)  # the id may name a sweep
     return launch_refit(words, options.all)[0]
 
 
@@ -48,17 +48,17 @@ def main(typed: list[str]) -> Outcome:
 def refit_run(
     run: str | Path, *overrides: str, all_rows: bool = False, trust: Sequence[str] = (), config_dir: Folders = ()
 ) -> Result:
-    """Trains the model of a run, or of the best job of a sweep, once more, as `scaleflow refit` does.
+    """Trains the model of a run, or of a sweep's best job, once more, as `scaleflow refit` does.
 
     Args:
-        run: the id or the folder of a run, or of a sweep.
-        overrides: of the run's config.
-        all_rows: whether it trains on the rows of the test split, too.
+        run: id or folder of a run or a sweep.
+        overrides: overrides of the run's config.
+        all_rows: whether to train on the rows of the test split as well.
         trust: modules whose code may run, and folders (with a `/`) whose files may be used.
         config_dir: folders with your own config options.
 
     Raises:
-        ConfigError: if there is no such run, or its config cannot work here.
+        ConfigError: if the run does not exist, or its config does not work here.
         RunFailed: if the run began and failed.
     """
     words = CommandWords(overrides, to_folders(config_dir), run_id=str(run), trusted=trust)
@@ -66,13 +66,13 @@ def refit_run(
 
 
 def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
-    """Returns the outcome of the new run, and its folder."""
+    """Runs the refit. Returns the outcome of the new run, and its folder."""
     run_id, steps = find_best_run(words.run_id, find_store_options(words))
     run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}
     added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
     answers: Mapping[str, Any] = {}
-    if "dataset.validation" not in typed:  # otherwise its own validation rows decide
+    if "dataset.validation" not in typed:  # otherwise its new validation rows decide
         answers, changes = carry_answers(run, typed)
         added += changes
     words = replace(words, overrides=[*added, *words.overrides])
@@ -84,7 +84,9 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:
-    """Returns a run, and the updates after which its model was the best; of a sweep, those of the best job."""
+    """Returns a run and the number of updates of its best model: for a sweep, the best job's; else 0 (not
+    looked up).
+    """
     is_sweep = RunFolder(Path(named).expanduser()).ledger.is_file()
     if is_sweep or (RUN_OR_MODEL.fullmatch(named) and not named.startswith("models:/")):
         try:
@@ -98,7 +100,7 @@ def find_best_run(named: str, options: Tracking) -> tuple[str, int]:
 
 
 def list_changes(run: Run, steps: int, takes_all: bool) -> list[str]:
-    """Returns the overrides that make the config of a run that of its refit. Raises ConfigError if there is none."""
+    """Returns the overrides that turn a run's config into its refit's config. Raises ConfigError if none can."""
     steps = steps or run.model.step
     if not steps:
         raise ConfigError(f"{run.run_id}: has no model, so it is not known how long to train; rerun trains anew")
@@ -113,7 +115,7 @@ def list_changes(run: Run, steps: int, takes_all: bool) -> list[str]:
     return [*changes, "dataset.test=0"]
 
 
-#: What the validation rows of a run decide: by the key that asks for it, the field of the model's outputs.
+#: Results of the validation rows: the config key that requests one, and its field in the model's outputs.
 ANSWERS = {
     "evaluation.calibrate": "calibration",
     "evaluation.interval": "margins",
@@ -122,14 +124,14 @@ ANSWERS = {
 
 THRESHOLD = "evaluation.threshold"
 
-#: The costs of a miss and of a false alarm, in the order of `evaluation.threshold={cost: [5, 1]}`.
+#: Costs of a miss and of a false alarm, in the order of `evaluation.threshold={cost: [5, 1]}`.
 COSTS = ("evaluation.miss_cost", "evaluation.alarm_cost")
 
 
 def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns what the validation rows of a run decided about its answers, and the overrides of a run that uses it.
+    """Returns the results of a run's validation rows, and the overrides of a run that reuses them.
 
-    Keys that are `typed` keep what the user says.
+    For keys that are `typed`, the user's values stay.
     """
     section = run.config.get("evaluation")
     options: Mapping[str, Any] = section if isinstance(section, dict) else {}
@@ -141,7 +143,7 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
     outputs = run.learned_state.outputs
     answers = dict[str, Any]()
     changes = list[str]()
-    assert isinstance(outputs, Outputs)  # a run of several outputs is refused if its validation rows would decide
+    assert isinstance(outputs, Outputs)  # with several outputs, no validation rows decide
     for key, field in asked.items():
         if key not in typed:
             changes.append(f"{key}=null")

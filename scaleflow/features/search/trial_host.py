@@ -1,4 +1,4 @@
-"""The host of an engine in a trial: it decides how many steps the engine takes, and when the trial is over."""
+"""The host of an engine in a trial: decides how many steps to take, and when the trial is over."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scaleflow.training import Length, WorkerSync
 
-#: A trial ends before this many epochs.
+#: Number of epochs that no trial reaches.
 MANY_EPOCHS = 1_000_000
 
 
 class TrialHost:
-    """The `Host` of one engine in a trial, without an end of its own. `Host` describes the methods."""
+    """The `Host` of one engine in a trial. Subclasses decide its end. `Host` documents the methods."""
 
     def __init__(self, length: Length, sync: WorkerSync) -> None:
         self.epochs = MANY_EPOCHS
         self.epoch = 0
         self.step = 0
         self.steps_per_epoch = length.steps_per_epoch
-        self.stopped = False  # by a request
+        self.stopped = False  # on request
         self.is_over = False
         self._sync = sync
 
@@ -56,5 +56,5 @@ class TrialHost:
         raise NotImplementedError
 
     def record_call(self, steps: int, seconds: float) -> bool:
-        """Records a call; returns whether the trial is over."""
+        """Records a call. Returns whether the trial is over."""
         raise NotImplementedError

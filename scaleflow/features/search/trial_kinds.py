@@ -1,4 +1,4 @@
-"""Trials, short trainings that find a setting: which settings, and within which bounds."""
+"""The kinds of trials (short trainings that find a setting), and their bounds."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scaleflow.features.search.feature import FIND_PARAM
 
-#: The value of a key in a config that asks for a trial before the run.
+#: The value of a config key that requests a trial before the run.
 AUTO = "auto"
 
 
@@ -16,15 +16,15 @@ class RateTest:
     """A learning-rate range test (Smith 2015, https://arxiv.org/abs/1506.01186).
 
     Attributes:
-        low, high: the first and the last value of `optimizer.learning_rate`, above 0.
-        steps: the number of steps in which it rises from one to the other, by the same factor at each step.
+        low, high: first and last value of `optimizer.learning_rate`, above 0.
+        steps: number of steps from `low` to `high`. Each step multiplies the rate by the same factor.
     """
 
     name: ClassVar[str] = "lr"
     label: ClassVar[str] = "learning rate test"
     key: ClassVar[str] = "optimizer.learning_rate"
     table: ClassVar[str] = "learning_rates.csv"
-    #: Resolved values that change during the trial, so that they are no params of its run.
+    #: Resolved values that change during the trial. They are not params of its run.
     varied: ClassVar[tuple[str, ...]] = ("learning_rate", "xla")
 
     low: float = 1e-6
@@ -32,13 +32,13 @@ class RateTest:
     steps: int = 200
 
     def rate_at(self, step: int) -> float:
-        """Returns the rate of a step, counted from 0."""
+        """Returns the learning rate of a step, counted from 0."""
         return self.low * math.exp(math.log(self.high / self.low) * step / (self.steps - 1))
 
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """A search for `training.batch_size`, in sizes that double."""
+    """A search for `training.batch_size`. Sizes double."""
 
     name: ClassVar[str] = "batch_size"
     label: ClassVar[str] = "batch size search"
@@ -58,7 +58,7 @@ Trial = RateTest | BatchSearch
 
 
 def to_params(trial: Trial, params: Mapping[str, str]) -> dict[str, str]:
-    """Returns the params of a run that is a trial, given those of a training."""
+    """Returns the params of a trial's run, made from the params of a training."""
     varied = {f"resolved.{name}" for name in trial.varied}
     kept = {key: value for key, value in params.items() if key not in varied}
     options = {f"{FIND_PARAM}.{key}": str(value) for key, value in asdict(trial).items()}

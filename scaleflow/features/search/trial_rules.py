@@ -1,38 +1,38 @@
-"""The rules by which trials choose a batch size and a learning rate. No TensorFlow."""
+"""Rules that choose a trial's batch size and a learning rate. No TensorFlow."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Examples of the smallest micro-batch that is tried, unless it does not fit.
+#: Minimum of examples in the first micro-batch tried, unless it does not fit.
 FIRST_BATCH_SIZE = 8
 
-#: The fewest steps of an epoch: with fewer updates a model learns less from the same examples.
+#: Minimum of steps per epoch. With fewer updates, a model learns less from the same examples.
 STEPS_PER_EPOCH = 8
 
-#: The search ends after this many doublings in a row that are not faster than an earlier measurement.
+#: The search ends after this many doublings in a row without a faster measurement.
 DOUBLINGS_WITHOUT_GAIN = 3
 
-#: Sizes with at least this share of the fastest are measured again, because other work slows some measurements.
+#: Sizes with at least this share of the fastest rate are measured again, because other work slows some measurements.
 CLOSE = 0.85
 
-#: How often they are measured again.
+#: How many times they are measured again.
 ROUNDS = 3
 
-#: A smaller size is taken if its examples/s are at least this share of the fastest.
+#: The smallest size with at least this share of the fastest rate is chosen.
 FAST_ENOUGH = 0.99
 
-#: The next batch size is tried only if twice the memory of this one is within this share of the available memory.
+#: The next size is tried only if twice this one's memory is within this share of the available memory.
 MEMORY_SHARE = 0.8
 
-#: The test of learning rates ends when the smoothed loss is this many times its minimum.
+#: The rate test ends when the smoothed loss is this many times its minimum.
 DIVERGENCE = 4.0
 
-#: The weight of the past in the smoothed loss that ends the test.
+#: Weight of the past in the smoothed loss that ends the test.
 MOMENTUM = 0.9
 
-#: The suggested rate is the one with the least loss, divided by this.
+#: The chosen rate is the rate with the lowest loss, divided by this.
 MARGIN = 10.0
 
 #: The smoothed loss has to fall by at least this share, and by this many standard errors of a smoothed loss.
@@ -45,13 +45,13 @@ MIN_ERRORS = 4.0
 
 @dataclass(frozen=True)
 class BatchMeasurement:
-    """What was measured with a batch size."""
+    """The measurement of one batch size."""
 
-    batch_size: int  # examples of a micro-batch on one replica
-    rate: float | None  # examples per second; None if the batch does not fit into the memory
-    may_double: bool = True  # whether twice the size fits into the memory, as far as that can be foreseen
-    host_mb: float = 0.0  # by how many MiB the memory of the process grew
-    problem: str = ""  # why the batch size cannot be used, if not because of the memory
+    batch_size: int  # examples in a micro-batch on one replica
+    rate: float | None  # examples per second; None: does not fit into memory
+    may_double: bool = True  # whether twice the size is expected to fit into memory
+    host_mb: float = 0.0  # growth of the process's memory in MiB
+    problem: str = ""  # why the size cannot be used, if not for memory
 
 
 def choose_first_size(multiple: int, most: int) -> int:
@@ -73,9 +73,9 @@ def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> 
 
 
 def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, most: int) -> int | None:
-    """Returns the size to try after these measurements, in the order in which they were made; None: no further.
+    """Returns the next size to try, or None to end the search. `measurements` are in the order of their making.
 
-    Sizes double. If not even the first one fits, they are halved.
+    Sizes double. If the first one does not fit, they are halved.
     """
     if not measurements:
         return choose_first_size(multiple, most)
@@ -94,7 +94,7 @@ def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, mo
 
 
 def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
-    """Returns the sizes to measure again, the largest first; none if one is far ahead."""
+    """Returns the sizes to measure again, the largest first; empty if only one is close to the fastest."""
     best = max((measurement.rate or 0.0 for measurement in measurements), default=0.0)
     close = []
     for measurement in measurements:
@@ -104,7 +104,7 @@ def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
 
 
 def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
-    """Returns the measurements with the faster one of each size, because disturbances only make them slower."""
+    """Replaces a size's measurement if the new one is faster: disturbances only make measurements slower."""
     faster = []
     for measurement in measurements:
         is_same_size = measurement.batch_size == again.batch_size
@@ -116,12 +116,12 @@ def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasuremen
 
 
 def fits_twice(before: float, peak: float, now: float, available: float) -> bool:
-    """Returns whether twice a batch will fit into the host's memory, if it needs twice the memory of this one.
+    """Returns whether twice the batch will fit into the host's memory, if it needs twice the memory of this one.
 
     Args:
         before: bytes of the process before the first measurement.
-        peak, now: its bytes at most during this one, and after it.
-        available: bytes that it may still get.
+        peak, now: maximum of its bytes during this measurement, and its bytes afterwards.
+        available: bytes that it may still allocate.
     """
     return 2 * (peak - before) - (now - before) <= MEMORY_SHARE * available
 
@@ -158,7 +158,7 @@ def choose_batch_size(measurements: Sequence[BatchMeasurement]) -> tuple[BatchMe
 
 
 class Divergence:
-    """Finds the step at which the loss of a range test has diverged."""
+    """Detects when the loss of a rate test has diverged."""
 
     def __init__(self) -> None:
         self._average = 0.0
@@ -166,20 +166,20 @@ class Divergence:
         self._least = math.inf
 
     def add(self, loss: float) -> bool:
-        """Adds the loss of a step; returns whether the smoothed loss is far above its minimum, or not finite."""
+        """Adds the loss of a step. Returns whether the smoothed loss is far above its minimum, or not finite."""
         self._steps += 1
         self._average = MOMENTUM * self._average + (1 - MOMENTUM) * loss
         smoothed = self._average / (1 - MOMENTUM**self._steps)
         self._least = min(self._least, smoothed)
         is_small = smoothed <= DIVERGENCE * self._least
-        has_no_scale = -math.inf < self._least <= 0  # a multiple of a loss that is not positive says nothing
+        has_no_scale = -math.inf < self._least <= 0  # multiples mean nothing for a loss that is not positive
         return not (is_small or has_no_scale)
 
 
 def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
-    """Returns the mean of each loss and its neighbours, a twentieth of the test's `steps` in all.
+    """Returns the mean of each loss and its neighbours: together a twentieth of the test's `steps`.
 
-    The means have no lag, as those of an average over the past would.
+    Unlike an average over past losses, these means do not lag.
     """
     reach = find_reach(steps)
     means = []
@@ -190,27 +190,27 @@ def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
 
 
 def find_reach(steps: int) -> int:
-    """Returns how many losses on each side of a loss are smoothed with it."""
+    """Returns how many neighbours on each side are averaged with a loss."""
     return steps // 40
 
 
 def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> tuple[float, str] | None:
-    """Chooses a learning rate: a tenth of the rate at which the smoothed loss is lowest.
+    """Chooses a learning rate: a tenth of the rate with the lowest smoothed loss.
 
     Args:
         rates: the rate of each step, rising.
-        steps: the steps that the test takes without an early end.
+        steps: number of steps of the test if it does not end early.
 
     Returns:
-        The rate with two digits, and why; None if the loss does not fall.
+        The rate with two digits, and why it was chosen; None if the loss does not fall.
     """
     smoothed = smooth_losses(losses, steps)
     reach = find_reach(steps)
-    inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
+    inner = range(reach, len(losses) - reach)  # the ends have fewer neighbours
     lowest = min(inner, key=smoothed.__getitem__, default=0)  # the step with the lowest smoothed loss
     if lowest <= reach:
         return None
-    early = losses[: max(1, min(lowest, steps // 4))]  # the rates are too low to change much
+    early = losses[: max(1, min(lowest, steps // 4))]  # at these rates the loss hardly changes
     start = math.fsum(early) / len(early)
     error = estimate_error(losses[: lowest + 1], reach)
     if start - smoothed[lowest] < max(MIN_FALL * abs(start), MIN_ERRORS * error):
@@ -223,7 +223,7 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
 
 
 def estimate_error(losses: Sequence[float], reach: int) -> float:
-    """Returns the standard error of a smoothed loss, from the differences of losses that follow each other."""
+    """Returns the standard error of a smoothed loss, estimated from differences of consecutive losses."""
     squares = [(after - before) ** 2 for before, after in itertools.pairwise(losses)]
     deviation = math.sqrt(math.fsum(squares) / len(squares) / 2)
     return deviation / math.sqrt(2 * reach + 1)

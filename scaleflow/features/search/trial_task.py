@@ -1,4 +1,4 @@
-"""The task of a run that is a trial. Its work is imported when it runs, as it needs TensorFlow."""
+"""The worker's task of a trial. Its work needs TensorFlow and is imported when it runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FindSetting(Task):
-    """Trains for a short time to find a setting."""
+    """Finds a setting with a short training."""
 
-    trial: Trial  # which setting, and how
+    trial: Trial  # which setting, and its bounds
 
     def run(self, process: WorkerProcess) -> None:
-        """Builds the trial, reports `ready`, and takes its steps."""
+        """Builds the trial, reports `ready`, and runs the trial."""
         from scaleflow.runs.user_metrics import user_metrics
         from scaleflow.worker.ready import list_params, report_ready
 

@@ -32,15 +32,15 @@ from scaleflow.interfaces import BY_SIZE
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.sweep.parent_run import describe_jobs
 
-#: The keys of a model that are sizes of its layers, and that count its layers.
+#: Keys of a model that are sizes of layers, and keys that are numbers of layers.
 WIDTHS = ("units", "width", "filters", "embedding", "dense_units")
 DEPTHS = ("blocks",)
 
-#: What is searched where the data decide.
+#: Values to search for keys that default to a choice by the size of the data.
 WIDTHS_BY_SIZE = ([64] * 3, [128] * 3, [256] * 3)
 BATCHES_BY_SIZE = (64, 128, 256, 512)
 
-#: The number of trials that no search reaches within its time.
+#: Number of trials that no search reaches in its time.
 MAX_TRIALS = 10_000
 
 
@@ -70,10 +70,10 @@ def tune_run(
     """Searches for good settings and trains the best once more, as `scaleflow tune` does.
 
     Args:
-        overrides: of the run's config.
-        minutes: of the search.
-        trials: the most jobs; None: as many as there is time for.
-        folder: of the search; None: one that the overrides name, so that the same call continues.
+        overrides: overrides of the run's config.
+        minutes: duration of the search.
+        trials: maximum of jobs; None: as many as the time allows.
+        folder: folder of the search; None: derived from the overrides, so that the same call continues.
         config_dir: folders with your own config options.
 
     Raises:
@@ -116,7 +116,7 @@ def search(
 
 
 def name_best(result: SweepResult, overrides: Any, config_dirs: Any) -> CommandWords:
-    """Returns the words that train the best job once more. Raises ConfigError if there is none."""
+    """Returns the words that train the best job once more. Raises ConfigError if no job has a result."""
     if result.best is None:
         raise ConfigError(f"tune: no job of {result.folder} has a result; give it more --minutes")
     store = [word for word in overrides if word.startswith("tracking.uri=")]
@@ -124,7 +124,7 @@ def name_best(result: SweepResult, overrides: Any, config_dirs: Any) -> CommandW
 
 
 def choose_space(config: Mapping[str, Any], typed: set[str]) -> list[str]:
-    """Returns the words of what is searched, from the config of a run and the keys that the user has set."""
+    """Returns the sweep overrides of a search, from a run's config. Keys that the user has `typed` are left out."""
     optimizer, training, model = (config.get(key) or {} for key in ("optimizer", "training", "model"))
     space: dict[str, str] = {}
     rate = optimizer.get("learning_rate")
@@ -147,7 +147,7 @@ def choose_space(config: Mapping[str, Any], typed: set[str]) -> list[str]:
 
 
 def list_sizes(value: Any, is_depth: bool) -> list[Any]:
-    """Returns what is tried in place of a size, or of a list of sizes."""
+    """Returns the values to try for a size, or for a list of sizes."""
     if value == BY_SIZE:
         return list(WIDTHS_BY_SIZE)
     if isinstance(value, int):
