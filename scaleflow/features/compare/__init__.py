@@ -1,1 +1,1 @@
-"""Compares runs: what each was made of, and what came of it. It finds them in their folders, or in the store."""
+"""Compares runs by their ingredients and results. Finds them in folders or in the store."""

@@ -1,7 +1,7 @@
-"""Builds the code of a run in a folder: a git worktree with the patch, or the kept copies of the modules.
+"""Restores the code of a run in a folder: a git worktree with the patch, or the kept copies of the modules.
 
-The record may come from a store in which somebody else writes. So nothing is written outside of the folder, and
-nothing of it is imported here.
+The record may come from a store that others write to. So nothing is written outside the folder, and no code from it is
+imported here.
 """
 
 import contextlib
@@ -29,17 +29,18 @@ from scaleflow.runs.run import Run
 
 @dataclass(frozen=True)
 class Checkout:
-    """The code of a run in a folder."""
+    """The restored code of a run."""
 
-    folders: Sequence[str]  # in which the modules are
-    masked: Sequence[str]  # the modules in whose copies a secret is masked
-    notes: Sequence[str]  # for the user
+    folders: Sequence[str]  # folders with the modules
+    masked: Sequence[str]  # modules whose copies contain a masked secret
+    notes: Sequence[str]  # messages for the user
 
 
 def check_out(run: Run, folder: Path) -> Checkout:
-    """Builds the code of a run, as it was when the run began, in a new folder, or uses an earlier checkout of it.
+    """Restores the code of a run, as it was at the run's start, in a new folder. Reuses an earlier checkout of the same
+    run.
 
-    Raises ConfigError if the run kept no code, or if the folder holds something else.
+    Raises ConfigError if the run kept no code, or if the folder has other content.
     """
     code = run.states[0].code
     mark = folder / CHECKOUT_MARK
@@ -70,7 +71,7 @@ def check_out(run: Run, folder: Path) -> Checkout:
 
 
 def find_repository(commit: str) -> Path | None:
-    """Returns the repository of the current folder, if it has a commit."""
+    """Returns the repository of the current folder if it has the commit, else None."""
     try:
         root = Path(run_git(Path.cwd(), "rev-parse", "--show-toplevel"))
         run_git(root, "cat-file", "-e", f"{commit}^{{commit}}")
@@ -80,7 +81,7 @@ def find_repository(commit: str) -> Path | None:
 
 
 def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
-    """Checks out the commit of a run, and those of its submodules that are here."""
+    """Checks out a run's commit, and the commits of submodules that exist here."""
     try:
         run_git(repository, "worktree", "add", "--detach", str(folder.absolute()), code.commit)
         tree = run_git(repository, "ls-tree", "-r", "-z", code.commit).split("\0")
@@ -95,7 +96,10 @@ def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
 
 
 def apply_changes(run: Run, folder: Path, code: CodeRecord) -> Iterator[str]:
-    """Applies the patch file by file, and deletes the files that were gone. Yields what could not be restored."""
+    """Applies the patch file by file and deletes removed files.
+
+    Yields a message for each change that cannot be restored.
+    """
     path = run.files.changes(0)
     for section in split_patch(os.fsdecode(path.read_bytes())) if path.is_file() else ():
         try:
@@ -112,9 +116,10 @@ def apply_changes(run: Run, folder: Path, code: CodeRecord) -> Iterator[str]:
 
 
 def restore_modules(run: Run, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:
-    """Writes the modules that differ from those of the run, from their copies, unless it `is_earlier` work.
+    """Writes the run's modules that are missing or differ, from their copies. Writes nothing if the checkout
+    `is_earlier`.
 
-    Adds to `masked`, and yields the folders in which modules are found.
+    Adds modules with masked secrets to `masked`. Yields the folders with the modules.
     """
     is_worktree = (folder / ".git").exists()
     for name, (_, content, inner) in sorted(run.states[0].code.modules.items()):
@@ -143,5 +148,5 @@ def has_content(path: Path, digest: str) -> bool:
 
 
 def is_inside(folder: Path, path: str) -> bool:
-    """Whether a path of a record leads to a place in a folder, also through links."""
+    """Returns whether a path from a record stays inside a folder, even through links."""
     return is_path_within(path) and (folder / path).resolve().is_relative_to(folder.resolve())

@@ -46,7 +46,7 @@ def main(words: list[str]) -> Outcome:
     options = parser.parse_args(words)
     for named in (options.first, options.second):
         if not RunFolder(Path(named).expanduser()).events.is_file():
-            locate_run(named, Tracking())  # refuses what is no run before anything is imported
+            locate_run(named, Tracking())  # rejects a bad id before anything is imported
     from scaleflow.features.compare.runs import compare_runs
     from scaleflow.features.compare.tables import print_comparison, to_values
 
@@ -59,7 +59,7 @@ def main(words: list[str]) -> Outcome:
 
 
 def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDifference]:
-    """Evaluates the models of both runs on the data that the user named, and compares their metrics."""
+    """Evaluates both runs' models on the data that the user named, and compares their metrics."""
     from scaleflow.features.compare.results import compare_metrics
 
     runs = []

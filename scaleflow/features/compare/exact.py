@@ -1,4 +1,4 @@
-"""Prepares a run that repeats another one exactly: compares what that was made of with what is here."""
+"""Prepares the exact repetition of a run: compares its ingredients with the code, data and machine here."""
 
 import json
 import os
@@ -25,18 +25,18 @@ from scaleflow.runs.reuse import RUN_DIR
 from scaleflow.runs.run import Run
 from scaleflow.worker.metadata import identify_files
 
-#: Why a run under a strategy cannot be repeated exactly.
+#: Why runs with a strategy cannot be repeated exactly.
 ASYNCHRONOUS = {"parameter_server": "its workers update the weights independently, in an order that differs each time"}
 
-#: Keys of the length of a run, which `resume` may change.
+#: Keys for the length of a run, which `resume` may change.
 LENGTHS = ("training.epochs", "training.max_steps")
 
-#: The most differences of a category that a message names.
+#: Maximum of differences per category that a message names.
 MAX_NAMED = 5
 
 
 def parse_despite(text: str) -> tuple[str, ...]:
-    """Parses the value of `--despite`. Raises ConfigError for a word that is no category."""
+    """Parses the value of `--despite`. Raises ConfigError for a word that is not a category."""
     words = tuple(filter(None, (word.strip() for word in text.split(","))))
     for word in words:
         if word not in CATEGORIES:
@@ -44,12 +44,12 @@ def parse_despite(text: str) -> tuple[str, ...]:
     return words
 
 
-#: The schedules whose rates depend on the length of the run.
+#: Schedules whose rates depend on the length of the run.
 BY_LENGTH = ("cosine", "linear", "polynomial", "exponential", "one_cycle")
 
 
 def check_repeatable(run: Run, words: CommandWords) -> None:
-    """Raises ConfigError if no run can repeat this one exactly, or if an override changes what it computes."""
+    """Raises ConfigError if this run cannot be repeated exactly, or if an override changes its results."""
     strategy = run.settings.get("resolved.strategy", run.settings.get("strategy", ""))
     if reason := ASYNCHRONOUS.get(strategy):
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
@@ -72,32 +72,32 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
 
 
 def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
-    """Whether an override sets only a place or the tracking, or what the run had."""
+    """Returns whether an override sets only a location or the tracking, or repeats the run's own value."""
     key = str(override.key_or_group)
     value = None if override.is_delete() else override.value()
     if key in (RUN_DIR, "tracking") or (is_ignored(key) and not key.startswith(MODEL_KEYS)):
         return True
     if override.is_delete() or any(name.startswith(f"{key}.") for name in params):
-        return False  # an option of a group replaces all of its keys
+        return False  # choosing a group's option replaces all its keys
     is_path = key.startswith("dataset.") and isinstance(value, str) and os.sep in value[1:] and Path(value).exists()
     is_same = params.get(key) == (value if isinstance(value, str) else json.dumps(value))
     return key == "dataset.data_dir" or is_path or is_same
 
 
 def list_lengths(run: Run) -> list[str]:
-    """Returns the overrides of the length of a run that was resumed to train longer."""
+    """Returns the overrides for the final length of a run that was resumed to train longer."""
     return [f"{key}={value}" for key, value in run.resumed_words.items() if key in LENGTHS]
 
 
 def describe_here(plan: Plan, run: Run) -> Provenance:
-    """Returns what a run with this plan would be made of here, now."""
+    """Returns the provenance that a run with this plan would have here and now."""
     facts = LaunchFacts()
     code = find_code(plan.config, plan.search)
     git = facts.read_git()
     first = run.states[0].code
     record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})
     changed = list_changes_since(git, first.commit) if git is not None and first.is_kept else None
-    if git is not None and changed is not None:  # also if there is another commit now
+    if git is not None and changed is not None:  # even if another commit is checked out now
         paths = filter(is_path_within, first.changed)
         known = {path: "changed" if (git.root / path).is_file() else GONE for path in paths}
         digests = digest_changes(replace(git, changed={**changed, **known}))
@@ -115,9 +115,10 @@ def describe_here(plan: Plan, run: Run) -> Provenance:
 
 
 def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
-    """Returns the differences by category. A run that was resumed with something else differs from its own begin.
+    """Returns the differences between a run and this machine, by category.
 
-    `masked` are modules in whose copies only a secret is another, which does not matter.
+    Each resume of the run is compared as well as its start. Modules in `masked` differ only by a masked secret, which
+    does not matter.
     """
     found: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
     seen: set[Difference] = set()
@@ -132,7 +133,7 @@ def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) ->
 
 
 def describe_categories(differences: Mapping[str, Sequence[Difference]], unknown: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each category: what differs, and what of it cannot matter."""
+    """Yields a line per category: differences that matter, then differences without effect."""
     for category, each in differences.items():
         if category in unknown:
             yield f"{category}: not known, the run has no record of it"
@@ -145,7 +146,7 @@ def describe_categories(differences: Mapping[str, Sequence[Difference]], unknown
 def refuse_differences(
     run: Run, differences: Mapping[str, Sequence[Difference]], despite: Sequence[str], can_check_out: bool
 ) -> None:
-    """Raises ConfigError if something differs that can change the results, unless it may."""
+    """Raises ConfigError for differences that can change the results, unless `despite` allows their category."""
     unknown = list_unknown(run.states[0])
     reasons = {
         category: "not known" if category in unknown else name_first([each for each in found if each.matters])
@@ -166,6 +167,6 @@ def name_first(differences: Sequence[Difference]) -> str:
 
 
 def list_resolved_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Names the values that `auto` stood for, and that differ."""
+    """Describes resolved values of `auto` that differ between two runs."""
     keys = [key for key in first if key.startswith("resolved.") and key in second and first[key] != second[key]]
     return [f"{key.removeprefix('resolved.')} was {first[key]} and is {second[key]}" for key in keys]

@@ -1,4 +1,4 @@
-"""Says whether two models differ by more than chance on the same test examples: a paired interval."""
+"""Compares two models on the same test examples with a paired interval: do they differ by more than chance?"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from scaleflow.evaluation.resampling import Units
 from scaleflow.interfaces import Outputs, name_leaves
 from scaleflow.runs.run import Run
 
-#: The step of a numeric derivative, of a mean of size 1.
+#: Relative step of a numeric derivative (absolute for means below 1).
 STEP = 1e-6
 
-#: A metric of the kept predictions is taken for the one that a run reports if it differs by no more, relatively.
+#: A metric computed from kept predictions is accepted if it is this close to the reported value, relatively.
 SAME = 1e-3
 
 Array = np.ndarray[Any, Any]
@@ -25,19 +25,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ExampleValues:
-    """What a metric is computed from: its value is a function of weighted means over the examples."""
+    """The values that a metric is computed from. The metric is a function of their weighted means over the examples."""
 
-    values: Array  # of each example, [n, k] float64
-    weights: Array  # of each example, [n]; with several columns of `values` [n, k]
+    values: Array  # per example, [n, k] float64
+    weights: Array  # per example, [n], or [n, k] like `values`
     finish: Callable[[Array], Array]  # computes the metric from the k means, [..., k] to [...]
 
     def compute(self) -> float:
-        """Returns the metric of all examples."""
+        """Returns the metric over all examples."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return float(self.finish((self.values * self.weights).sum(axis=0) / self.weights.sum(axis=0)))
 
     def find_influence(self) -> Array:
-        """Returns how much the metric moves with the weight of each example, [n]."""
+        """Returns how much the metric changes with each example's weight, [n]."""
         totals = self.weights.sum(axis=0)
         is_known = totals > 0
         means = np.where(is_known, (self.values * self.weights).sum(axis=0) / np.where(is_known, totals, 1), np.nan)
@@ -53,9 +53,10 @@ class ExampleValues:
 
 
 def compare_examples(first: ExampleValues, second: ExampleValues, units: Units | None = None) -> tuple[float, float]:
-    """Returns the bounds of the difference between two models' metrics (second - first) on the same examples, at 95 %.
+    """Returns the bounds, at 95 %, of the difference between two models' metrics (second - first) on the same examples.
 
-    What an example adds to both metrics is subtracted, so what is hard for both models does not count as noise.
+    The influence of each example on both metrics is subtracted. So examples that are hard for both models do not count
+    as noise.
     """
     intervals = Intervals(len(first.values), units=units)
     influence = second.find_influence() - first.find_influence()
@@ -67,9 +68,9 @@ class PairedPredictions:
     """The kept predictions of two runs for the same examples.
 
     Attributes:
-        reason: why there are none; empty if there are.
+        reason: why there are no pairs; empty if there are.
         split: `test` or `validation`.
-        units: which examples are drawn again together; None: each by itself.
+        units: examples that are resampled together; None: each alone.
     """
 
     def __init__(self, first: Run, second: Run, has_same_data: bool = False) -> None:
@@ -98,9 +99,9 @@ class PairedPredictions:
         self.reason = "" if self.count else "the runs were tested on other examples"
 
     def find(self, metric: str, values: tuple[float, float]) -> tuple[ExampleValues, ExampleValues] | None:
-        """Returns what a metric is computed from in both runs; None if that is not known.
+        """Returns the values of a metric in both runs, or None if kept predictions do not yield it.
 
-        `metric` is its name without the split, and `values` are what the runs reported.
+        `metric` is its name without the split. `values` are the values that the runs reported.
         """
         output, _, name = metric.rpartition("/")
         pairs = [list_values(each, output, name, rows=rows) for each, rows in self._runs]
@@ -112,7 +113,7 @@ class PairedPredictions:
 
 
 def list_values(predictions: Predictions, output: str, metric: str, rows: Array) -> Iterator[ExampleValues]:
-    """Yields the ways in which kept predictions may give a metric of an output."""
+    """Yields the candidates for computing an output's metric from kept predictions."""
     outputs: dict[str, Outputs] = name_leaves(predictions.outputs)
     if output not in outputs:
         return
@@ -131,7 +132,7 @@ def list_values(predictions: Predictions, output: str, metric: str, rows: Array)
         yield from list_class_values(column, metric, weights)
     elif predictions.has("target", output) and predictions.has("prediction", output):
         targets = column("target").astype(np.float64)
-        weights = weights * ~np.isnan(targets)  # without those that do not count
+        weights = weights * ~np.isnan(targets)  # without targets that do not count
         errors = np.where(weights > 0, column("prediction").astype(np.float64) - targets, 0.0)
         plain = {"mae": abs(errors), "mse": errors**2}
         for name in {"mae": ("mae",), "mse": ("mse",), "loss": ("mse", "mae")}.get(metric, ()):
@@ -141,7 +142,7 @@ def list_values(predictions: Predictions, output: str, metric: str, rows: Array)
 
 
 def list_class_values(column: Callable[[str], Array], metric: str, weights: Array) -> Iterator[ExampleValues]:
-    """Yields the same for an output with one class for each example."""
+    """Yields the candidates for an output with one class per example."""
     targets = column("target")
     chances = column("target_probability").astype(np.float64)
     counts = np.array([each is not None for each in targets]) if targets.dtype == object else ~np.isnan(targets)
@@ -161,5 +162,5 @@ def list_class_values(column: Callable[[str], Array], metric: str, weights: Arra
 
 
 def first_value(means: Array) -> Array:
-    """The metric is the mean."""
+    """Returns the mean itself as the metric."""
     return means[..., 0]

@@ -42,7 +42,7 @@ from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.run import Run
 
-#: The tag of the new run that names the tracked run, and the one that says whether it has the same results.
+#: Tags of the new run: the id of the tracked run, and whether the results are the same.
 TAG = "scaleflow.rerun_of"
 REPRODUCES = "scaleflow.reproduces"
 
@@ -76,14 +76,14 @@ def main(typed: list[str]) -> Outcome:
 
 
 class ExactRerun:
-    """The part of the command that proves that a run is the same.
+    """The part of the command that proves that a new run repeats the tracked run.
 
     Args:
         run: the tracked run.
-        words: those of the command.
-        options: the typed flags.
+        words: words of the command.
+        options: parsed flags.
 
-    Raises ConfigError if no run can repeat this one exactly.
+    Raises ConfigError if the run cannot be repeated exactly.
     """
 
     def __init__(self, run: Run, words: CommandWords, options: argparse.Namespace) -> None:
@@ -96,10 +96,10 @@ class ExactRerun:
         self.lengths = exact.list_lengths(run)
 
     def prepare(self, composed: ComposedConfig) -> ComposedConfig:
-        """Compares what the run was made of with what is here, and says so.
+        """Compares the run's ingredients with those here and prints the differences.
 
-        Returns the config, with the folders of the run's code in front if it was checked out. Raises ConfigError if
-        something differs that may not.
+        Returns the config. If the run's code was checked out, its folders come first in the search path. Raises
+        ConfigError for differences that `--despite` does not allow.
         """
         from scaleflow.features.compare import checkout, exact
         from scaleflow.runs.identity import list_unknown
@@ -121,7 +121,7 @@ class ExactRerun:
         return composed
 
     def judge(self, outcome: Outcome, folder: Path) -> Outcome:
-        """Compares the results of the new run, and records the verdict, which becomes part of the outcome."""
+        """Compares the new run's results, records the verdict, and returns it as part of the outcome."""
         from scaleflow.features.compare import exact, results
 
         second = Run(folder.absolute())

@@ -1,4 +1,4 @@
-"""Compares the metrics of two runs: whether a difference is more than noise, and whether all are the same."""
+"""Compares the metrics of two runs: is a difference more than noise, and are all metrics equal?"""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from scaleflow.interfaces import Mode, find_direction
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import BASELINE
 
-#: The mean cost, which depends on the costs that the user gave.
+#: Name of the mean cost. It depends on the costs that the user gave.
 COST = "cost_at_threshold"
 
 if TYPE_CHECKING:
     from scaleflow.features.compare.examples import PairedPredictions
 
-#: Metrics that differ whenever a run is repeated: speed, memory, the use of the machine.
+#: Metrics that differ in every repetition of a run: speed, memory, use of the machine.
 MEASURED = ("perf/", "system/")
 
-#: Splits by the beginning of the names of their metrics.
+#: Split of a metric, by the first part of its name.
 SPLITS = {"test": "test", "val": "validation", "all": "all"}
 
 NOT_KNOWN = "not known"
@@ -32,10 +32,10 @@ class MetricDifference:
     """A metric of two runs.
 
     Attributes:
-        before, now: the last values; None if a run does not have it.
-        low, high: bounds of the difference (now - before), at 95 %; None if they are not known.
-        basis: what the bounds come from, or why they are not known.
-        mode: whether larger or smaller values are better; None if that is not known.
+        before, now: last values; None if a run lacks the metric.
+        low, high: bounds of the difference (now - before), at 95 %; None: unknown.
+        basis: how the bounds were computed, or why they are unknown.
+        mode: whether larger or smaller values are better; None: unknown.
     """
 
     name: str
@@ -48,28 +48,28 @@ class MetricDifference:
 
     @property
     def difference(self) -> float | None:
-        """The second value minus the first."""
+        """Second value minus first value."""
         return None if self.before is None or self.now is None else self.now - self.before
 
     @property
     def is_real(self) -> bool | None:
-        """Whether the difference is more than noise; None if that is not known."""
+        """Whether the difference is more than noise; None: unknown."""
         if self.difference == 0:
             return False
         return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
 
     @property
     def is_better(self) -> bool | None:
-        """Whether the second value is the better one; None if they are equal, or if the direction is not known."""
+        """Whether the second value is better; None if the values are equal or the direction is unknown."""
         if not self.difference or self.mode is None:
             return None
         return (self.difference > 0) == (self.mode == "max")
 
 
 def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> list[MetricDifference]:
-    """Returns the metrics that one of the runs has, those of the test first.
+    """Returns the metrics of both runs, test metrics first.
 
-    With the same data, the examples of both have the same numbers, also if the models read other columns.
+    With `has_same_data`, the runs' examples are matched by their numbers, even if the models read different columns.
     """
     from scaleflow.features.compare.examples import PairedPredictions  # imports numpy and pyarrow
 
@@ -97,7 +97,7 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
 def measure_examples(
     pairs: PairedPredictions, name: str, values: tuple[float, float]
 ) -> tuple[float | None, float | None, str]:
-    """Returns the bounds of a difference on the same examples, and their basis, or why there are none."""
+    """Returns the bounds of a difference on the same examples and their basis, or (None, None, reason)."""
     from scaleflow.features.compare.examples import compare_examples
 
     split, _, metric = name.partition("/")
@@ -116,10 +116,10 @@ def measure_examples(
 
 
 def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, str] | None:
-    """Returns the bounds of the difference of means over the repeats of both configs, and what they are based on.
+    """Returns the bounds of the difference of means over repeats of both configs, and their basis.
 
-    The deviation is pooled over both groups, so one of them may have a single run. None if there are no repeats, or if
-    they all have the same value: those with one seed repeat the same numbers.
+    The deviation is pooled over both groups, so one of them may be a single run. Returns None without repeats, or if
+    all repeats are equal, as with one seed.
     """
     groups = [
         [values[name] for values in run.repeats if name in values] or [run.metrics[name]] for run in (first, second)
@@ -140,7 +140,7 @@ def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, s
     )
 
 
-#: Values count as equal if they differ by no more than this, relative to the larger one (at least 1).
+#: Values are equal if they differ by at most this, relative to the larger one (at least 1).
 TOLERANCE = 1e-6
 
 EQUAL_BITS = "equal bits"
@@ -149,13 +149,13 @@ EQUAL_VALUES = "equal to 1e-6"
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Whether a run gave the results of another one.
+    """Whether a run reproduced the results of another run.
 
     Attributes:
         text: `equal bits`, `equal to 1e-6`, or the first step that differs.
-        is_equal: whether it is one of the first two.
-        step: the first step at which a metric differs by more; None if none does.
-        points, metrics: how many points of how many metrics were compared.
+        is_equal: whether `text` is one of the first two.
+        step: first step where a metric differs by more; None if none does.
+        points, metrics: number of compared points, and of their metrics.
         weights: `equal`, `differ` or `not known`.
     """
 
@@ -170,9 +170,9 @@ class Reproduction:
 def judge_runs(first: Run, second: Run) -> Reproduction:
     """Compares the points that both runs have.
 
-    Training reports metrics in the middle of an epoch at steps that depend on the speed, so other points are ignored. A
-    metric that only one run has is a difference. Baselines are not: the constant one is left out if the targets cannot
-    be read in time, and the fitted ones if the run is stopped. Finished runs of different lengths differ.
+    Within an epoch, training reports metrics at steps that depend on the speed. So points of only one run are
+    ignored. A metric that only one run has is a difference, except for baselines: a run may end before they are
+    computed. Finished runs of different lengths differ.
     """
     first_curves = list_curves(first)
     second_curves = list_curves(second)
@@ -200,10 +200,10 @@ Curve = Mapping[int, float]
 
 @dataclass
 class PointComparison:
-    """The comparison of the points of two runs, metric by metric.
+    """Compares the points of two runs, metric by metric.
 
     Attributes:
-        points: the number of points that were compared.
+        points: number of compared points.
         has_equal_bits: whether all of them are exactly equal.
         differences: (step, description) of each difference.
     """
@@ -238,14 +238,14 @@ class PointComparison:
             self.differences.append((min(first, second) + 1, text))
 
     def find_first_difference(self) -> tuple[int | None, str]:
-        """Returns the step and the description of the earliest difference; (None, "") without differences."""
+        """Returns step and description of the earliest difference; (None, "") without differences."""
         if not self.differences:
             return None, ""
         return min(self.differences)
 
 
 def list_curves(run: Run) -> dict[str, Curve]:
-    """Returns the points of each metric by step. Metrics that measure the machine are left out."""
+    """Returns the points of each metric by step, without metrics that measure the machine."""
     curves: dict[str, Curve] = {}
     for name, points in run.points.items():
         if not name.startswith(MEASURED):
@@ -254,7 +254,7 @@ def list_curves(run: Run) -> dict[str, Curve]:
 
 
 def find_last_step(curves: Mapping[str, Curve]) -> int:
-    """Returns the largest step of a metric; 0 without points."""
+    """Returns the largest step of all metrics; 0 without points."""
     last = 0
     for curve in curves.values():
         last = max(last, max(curve, default=0))
@@ -274,6 +274,6 @@ def is_same_number(before: float, now: float, tolerance: float) -> bool:
 
 
 def describe_verdict(verdict: Reproduction) -> str:
-    """Returns the verdict and what it covers, in a line."""
+    """Returns the verdict and its coverage in one line."""
     covers = f"{verdict.points:,} points of {verdict.metrics} metrics compared"
     return f"{verdict.text} ({covers}; weights: {verdict.weights})"

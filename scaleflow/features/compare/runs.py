@@ -21,7 +21,7 @@ def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) 
 
     Args:
         first, second: the id of a run in MLflow, the folder of a run, or the URI of a model.
-        uri: the tracking store. None: for a folder, the one in which its run is recorded; otherwise
+        uri: the tracking store. None: for a folder, the store that its run is recorded in; otherwise
             MLFLOW_TRACKING_URI or sqlite:///mlflow.db.
 
     Raises:
@@ -31,7 +31,7 @@ def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) 
 
 
 def compare_loaded(first: Run, second: Run) -> Comparison:
-    """Compares two runs whose files are here."""
+    """Compares two runs whose files are on this machine."""
     before, now = (replace(run.states[-1], settings=run.settings) for run in (first, second))
     launch = compare_known(before, now)
     code = [each for each in launch if each.category == "code"]
@@ -53,7 +53,7 @@ def compare_loaded(first: Run, second: Run) -> Comparison:
 
 
 def diff_module(name: str, first: Run, second: Run) -> str:
-    """Returns a unified diff of the copies of a module; empty if a run that has the module kept no copy."""
+    """Returns a unified diff of a module's copies; empty if a run has the module but kept no copy."""
     texts: list[list[str]] = []
     for run in (first, second):
         state = run.states[-1]
@@ -66,13 +66,13 @@ def diff_module(name: str, first: Run, second: Run) -> str:
 
 
 def find_copy(files: RunFolder, resume: int, name: str) -> Path | None:
-    """Returns the copy of a module, of the command that resumed the run, or of the last one before it that kept one."""
+    """Returns the copy of a module kept by the latest command up to number `resume`, or None."""
     copies = (files.kept_code(number) / name for number in range(resume, -1, -1))
     return next((path for path in copies if path.is_file()), None)
 
 
 def describe_data_of(data: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what is compared of the data: the examples and the digest of each split, its columns and classes."""
+    """Returns the facts about data to compare: size and digest of each split, dtypes and shapes, classes."""
     values: dict[str, str] = {}
     for split, each in data.get("splits", {}).items():
         values |= {f"{split}: examples": f"{each.get('examples'):,}", f"{split}: digest": str(each.get("digest"))}

@@ -15,36 +15,36 @@ from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
-#: A value is cut after so many letters, and a list in the terminal after so many rows.
+#: Maximum of characters in a value, and of rows in a table in the terminal.
 MAX_LETTERS = 120
 MAX_ROWS = 40
 
-#: A diff in the terminal is cut after so many lines.
+#: Maximum of lines of a diff in the terminal.
 MAX_LINES = 200
 
-#: Of the metrics of speed and memory, the terminal shows these.
+#: Metrics of speed and memory that the terminal shows. It hides all others.
 SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/peak_host_mb", "perf/peak_device_mb")
 
-#: The width of a comparison in a notebook, and of output that is no terminal, in letters.
+#: Width in characters of a comparison in a notebook, and of output to a file or pipe.
 PAGE_WIDTH = 140
 PIPE_WIDTH = 120
 
-#: How a notebook shows a comparison.
+#: HTML of a comparison in a notebook.
 FRAGMENT = '<pre style="overflow-x:auto;line-height:1.35">{code}</pre>'
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two runs. `before` is always the first, `now` the second.
+    """The differences between two runs. `before` is the first run's value, `now` the second's.
 
     Attributes:
-        first, second: their names, with the id or the folder.
-        config: the keys with other values, also those that `auto` stood for (`resolved.`); None where a run has no such
+        first, second: names, with the id or the folder.
+        config: keys with different values, including resolved values of `auto` (`resolved.`); None if a run lacks the
             key.
-        code, packages, data, machine: what differs. Of those that cannot change results, `matters` is false.
-        code_diff: of each of the user's modules that differ, a unified diff of the kept copies.
-        verdict: whether the second run reproduces the first one.
-        unknown: the categories of which a run has no record, by `first` and `second`.
+        code, packages, data, machine: differences. `matters` is false if a difference cannot change results.
+        code_diff: unified diffs of kept copies, for each of the user's modules that differ.
+        verdict: whether the second run reproduces the first.
+        unknown: categories without a record, by `first` and `second`.
     """
 
     first: str
@@ -79,8 +79,7 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
 
 
 def to_values(comparison: Comparison) -> dict[str, Any]:
-    """Returns the comparison as plain values. Differences of metrics also have `difference`, `is_real`
-    and `is_better`."""
+    """Returns the comparison as plain values. Metrics also have `difference`, `is_real` and `is_better`."""
     values = asdict(comparison)
     names = ("difference", "is_real", "is_better")
     extra = ({name: getattr(each, name) for name in names} for each in comparison.results)
@@ -116,7 +115,7 @@ def render(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def make_section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
-    """Yields a title, and a table unless nothing differs."""
+    """Yields a title, and a table if there are differences."""
     yield Text(f"\n{title}{'' if rows else ': the same'}", style="bold" if rows else "")
     if not rows:
         return
@@ -131,7 +130,10 @@ def make_section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def color_diff(lines: Sequence[str]) -> Text:
-    """Returns a unified diff, cut after `MAX_LINES` lines, as what the colors say its first letters say, too."""
+    """Returns a unified diff with colors, cut after `MAX_LINES` lines.
+
+    The first characters show the same without colors.
+    """
     colors = {"+": "#3f9f50", "-": "#d05050", "@": "#3f9fb0"}  # readable on white and on black
     shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:MAX_LINES]]
     more = [f"and {len(lines) - MAX_LINES} more lines\n"] if len(lines) > MAX_LINES else []
@@ -164,6 +166,6 @@ def render_metric(each: MetricDifference) -> list[str]:
 
 
 def shorten(value: str | None) -> str:
-    """Returns a value for a table."""
+    """Returns a value for a table, cut to `MAX_LETTERS` characters, "-" for None."""
     text = "-" if value is None else value
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."

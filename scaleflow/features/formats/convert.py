@@ -48,7 +48,7 @@ from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
 
-#: What the command takes from the run, for a plan of its own.
+#: Config sections that the command takes from the run.
 CONVERT = Policy((*DATA, "export"), "evaluations")
 
 
@@ -66,9 +66,9 @@ def main(typed: list[str]) -> Outcome:
 def convert_tracked_model(
     words: CommandWords, display: Display, stop: StopRequest
 ) -> tuple[Run, Sequence[FormatExported]]:
-    """Converts a tracked model, and records the formats. Returns its run, and what was measured of each format.
+    """Converts a tracked model and records the formats. Returns the run, and the measurements of each format.
 
-    Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
+    Raises ConfigError if it cannot begin, and RunError if the formats could not be recorded.
     """
     for override in words.parsed:
         names = override.value()

@@ -1,6 +1,6 @@
-"""Exports a trained model in further formats, and proves each in its own runtime, on the examples of the test split.
+"""Exports a trained model in further formats, and checks each format in its own runtime on the test split.
 
-Converters take the SavedModel of a run in a portable form: numbers in, numbers out, a name for each tensor.
+Converters take a portable form of the run's SavedModel: numbers in, numbers out, and a name for each tensor.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from scaleflow.worker.runtime import Runtime
 
 
-#: The file beside that of a format that says what its tensors mean.
+#: File next to a format's file that describes its tensors.
 DESCRIPTION = "model.json"
 
-#: The version of this file.
+#: Version of the description's layout.
 VERSION = 1
 
 
 class SavedParts:
-    """A SavedModel, and the parts of it that are portable (`model/export.py`).
+    """A SavedModel and its portable part, which takes and returns only numbers (`model/export.py`).
 
     Attributes:
-        specs: of the arguments of the portable part, by the name of the input.
-        outputs: the names of the outputs, and of the tensors that they become.
-        wide: the outputs of float64, which the portable part returns before their scaling.
+        specs: specs of the portable part's arguments, by input name.
+        outputs: name of each output, and of its tensor.
+        wide: outputs of float64. The portable part returns them before their scaling.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ class SavedParts:
         return self._loaded.decode(pictures)
 
     def split_off(self, raw: Any) -> dict[str, tf.Tensor]:
-        """Returns what the portable part takes for raw inputs, by the name of the input. Traced."""
+        """Returns the portable part's arguments for raw inputs, by input name. Traced."""
         return name_leaves(raw) if self._preprocess is None else dict(self._preprocess(raw))
 
     def nest_raw(self, named: Mapping[str, Any]) -> Any:
@@ -85,7 +85,7 @@ class SavedParts:
         return map_named(lambda name, _: named[name], self._raw)
 
     def compute(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the outputs by the names of their tensors. Traced."""
+        """Returns the outputs by tensor name. Traced."""
         portable = self._portable
         outputs = self.serve(self.nest_raw(features)) if portable is None else portable(dict(features))
         return {self.outputs[name]: each for name, each in name_leaves(outputs).items()}
@@ -94,7 +94,7 @@ class SavedParts:
         """Writes a SavedModel of the portable part, with one signature of flat arguments."""
         names = list(self.specs)
         module = tf.Module()
-        module.loaded = self._loaded  # keeps the variables
+        module.loaded = self._loaded  # keeps the variables alive
         module.portable = tf.function(
             lambda *arguments: self.compute(dict(zip(names, arguments, strict=True))),
             input_signature=list(self.specs.values()),
@@ -104,7 +104,9 @@ class SavedParts:
         return PortableModel(folder, module.portable, {spec.name: spec for spec in self.specs.values()})
 
     def describe(self, state: LearnedState, takes_raw: bool) -> str:
-        """Returns the text of `model.json`: what the tensors mean, and how texts and numbers of float64 become them."""
+        """Returns the text of `model.json`: the meaning of the tensors, and how to preprocess texts and float64
+        numbers.
+        """
         learned = {} if takes_raw else state.preprocessing
         described = name_leaves(state.outputs)
         raw = name_leaves(self._raw)
@@ -124,9 +126,9 @@ class SavedParts:
 
 
 def measure_difference(expected: Any, found: Any) -> tuple[float, float]:
-    """Returns the largest difference between values of an output, and the size of the largest one, at least 1.
+    """Returns the largest difference between two outputs, and the largest absolute value (at least 1).
 
-    The difference is NaN if other values are NaN.
+    The difference is NaN if NaNs are in different places.
     """
     before = np.asarray(expected, np.float64)
     now = np.asarray(found, np.float64)
@@ -140,29 +142,29 @@ def measure_difference(expected: Any, found: Any) -> tuple[float, float]:
 
 Array = np.ndarray[Any, Any]
 
-#: The number of examples whose time is measured.
+#: Number of examples for measuring time.
 TIMED = 100
 
-#: Metrics by which a quantized format is judged, the first that an output has: larger is better for the first.
+#: Metrics that judge a quantized format. The first one that an output has counts. Only a larger accuracy is better.
 JUDGED = ("accuracy", "mae", "loss")
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The examples on which formats are compared, and how formats are evaluated on them."""
+    """The examples for comparing formats, and how to evaluate a format on them."""
 
-    split: str  # its name; empty if there are only a few examples, before the training
+    split: str  # name of the split; empty for a few examples before training
     count: int
     sample: Mapping[str, Array]  # raw inputs of some examples, [b, ...] by name
     calibration: Mapping[str, Array]  # raw inputs of training examples, [b, ...] by name
-    #: Computes the metrics and the predictions of a function from raw inputs to outputs, over the whole split
+    #: Returns metrics and predictions, over the whole split, of a function from raw inputs to outputs.
     evaluate: Any = None
 
 
 def convert_to_formats(plan: Plan, exported: Path, formats: Sequence[str], is_trial: bool, emit: Emit) -> None:
-    """Exports the model of a folder in some formats, and reports each, whether it is good or not.
+    """Exports the model of a folder in the given formats, and reports each result, good or not.
 
-    An `is_trial` takes a few examples, before the training.
+    An `is_trial` uses a few examples, before training.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     emit(PhaseBegan("loading the model"))
@@ -184,18 +186,18 @@ def convert_to_formats(plan: Plan, exported: Path, formats: Sequence[str], is_tr
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts one model."""
+    """Converts one model to formats."""
 
     plan: Plan
     exported: Path
     parts: SavedParts
-    state: LearnedState  # what its run learned
+    state: LearnedState  # learned state of its run
     proof: Proof
-    reference: Mapping[str, float]  # the metrics of the SavedModel there
-    predictions: Predictions | None = None  # those of the SavedModel there
+    reference: Mapping[str, float]  # metrics of the SavedModel on the proof's split
+    predictions: Predictions | None = None  # predictions of the SavedModel on that split
 
     def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
-        """Exports one format. A format that is not good has the reason, and leaves no files."""
+        """Exports one format. If it fails its checks, the result has the reason and its files are deleted."""
         path = form.locate(self.exported)
         values = dict[str, float]()
         try:
@@ -207,7 +209,7 @@ class Converter:
             elif not path.is_file():
                 raise ExportError("Keras cannot write this model as a Keras file")
             if form.convert is None and self.proof.evaluate is None:
-                return FormatExported(form.name, str(path))  # before the training, the file says enough
+                return FormatExported(form.name, str(path))  # before training, the existence of the file is enough
             measured, predictions = self._prove(form, path)
             values |= measured
             error = self._find_fault(form, values) or self._find_lost_skill(form, predictions)
@@ -224,14 +226,14 @@ class Converter:
             yield {name: each[n : n + 1] for name, each in features.items()}
 
     def _to_arguments(self, named: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns the arguments of the portable part for raw inputs, by the names of its tensors."""
+        """Returns the portable part's arguments for raw inputs, by tensor name."""
         raw = self.parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
         return {str(self.parts.specs[name].name): each.numpy() for name, each in self.parts.split_off(raw).items()}
 
     def _prove(self, form: ExportFormat, path: Path) -> tuple[dict[str, float], Predictions | None]:
-        """Computes with the format in its own runtime.
+        """Computes the examples with the format in its own runtime.
 
-        Returns its metrics, size, time, and largest difference; and its predictions for the split.
+        Returns metrics with size, time and largest difference, and the predictions for the split.
         """
         files = [path] if form.convert is None else [each for each in path.parent.iterdir() if each.name != DESCRIPTION]
         target = self.plan.model.target.path.rpartition(".")[0]
@@ -269,7 +271,7 @@ class Converter:
         return {**metrics, "difference": comparison.difference}, predictions
 
     def _find_fault(self, form: ExportFormat, values: Mapping[str, float]) -> str:
-        """Returns why a format is not good; empty if it is."""
+        """Returns why a format fails its checks; empty if it passes."""
         options = self.plan.of(ExportOptions)
         difference = values["difference"]
         if not math.isfinite(difference):
@@ -286,10 +288,9 @@ class Converter:
         return ""
 
     def _find_lost_skill(self, form: ExportFormat, predictions: Predictions | None) -> str:
-        """Returns in what a quantized format is worse than the model, although its metrics are as good; empty if in
-        nothing.
+        """Returns the skill that a quantized format lost although its metrics are as good; empty if none.
 
-        If one class is rare, the accuracy of a constant answer is high.
+        For example, a constant answer has a high accuracy if one class is rare.
         """
         if not form.is_quantized or predictions is None or self.predictions is None:
             return ""
@@ -307,7 +308,7 @@ class Converter:
 
 
 class RuntimeComparison:
-    """Computes in another runtime within TensorFlow's graph, and notes the largest difference from the SavedModel."""
+    """Computes in another runtime inside TensorFlow's graph, and tracks the largest difference from the SavedModel."""
 
     def __init__(
         self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess, scalings: Mapping[str, Any]
@@ -322,15 +323,15 @@ class RuntimeComparison:
 
     @property
     def difference(self) -> float:
-        """The largest difference of an output, relative to its own largest value, at least 1.
+        """The largest difference of an output, relative to this output's largest value (at least 1).
 
-        Outputs may have very different sizes, so each has a measure of its own.
+        Outputs may differ in scale, so each is measured by itself.
         """
         shares = [each / self._largest[tensor] for tensor, each in self._differences.items()]
         return math.nan if any(map(math.isnan, shares)) else max(shares, default=0.0)
 
     def compare(self, raw: Any) -> Any:
-        """Returns the outputs of the runtime for raw inputs, in the structure of the model's. Traced."""
+        """Returns the runtime's outputs for raw inputs, in the structure of the model's outputs. Traced."""
         outputs = self._parts.serve(raw)
         expected = name_leaves(outputs)
         given = name_leaves(raw) if self._form.takes_raw else self._parts.split_off(raw)
@@ -369,9 +370,9 @@ class RuntimeComparison:
 
 
 def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
-    """Returns by how much metrics are worse than the reference: an accuracy by its difference, an error by its share.
+    """Returns how much metrics are worse than the reference: absolute for an accuracy, relative for an error.
 
-    Of each output, the first metric of `JUDGED` counts.
+    For each output, the first metric of `JUDGED` that it has counts.
     """
     losses: dict[str, float] = {}
     for output in dict.fromkeys(key.rpartition("/")[0] for key in reference):
@@ -385,7 +386,7 @@ def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> 
 
 
 def explain_format_error(form: ExportFormat, error: Exception) -> str:
-    """Returns why a format cannot be made, in words."""
+    """Returns why a format cannot be made."""
     text = str(error)
     if operations := form.find_unsupported(text):
         return f"it cannot express {', '.join(operations)}, which this model computes"
@@ -393,7 +394,7 @@ def explain_format_error(form: ExportFormat, error: Exception) -> str:
 
 
 def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState) -> Proof:
-    """Returns the two examples of an exported model, before the training: they show whether it can be converted."""
+    """Returns the two examples stored with an exported model. Before training they show whether it can be converted."""
     single = exported / "input_example.npy"
     if single.is_file():
         named = {"": np.load(single)}
@@ -409,7 +410,7 @@ def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState) -
 
 
 def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedParts, emit: Emit) -> Proof:
-    """Returns the test split of the plan's dataset, or the first other split that it has.
+    """Returns the proof on the test split of the plan's dataset, or on its first other split.
 
     Raises ConfigError if the dataset cannot be read.
     """

@@ -1,4 +1,4 @@
-"""More formats of a trained model."""
+"""Exports trained models in more formats."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from scaleflow.interfaces.features import Command, Feature
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """`export`: the formats of the trained model, besides the Keras file and the SavedModel."""
+    """`export`: formats of the trained model in addition to the Keras file and the SavedModel."""
 
     formats: list[str] | None = None
     tolerance: float | None = field(default=None, metadata={"above": 0.0})

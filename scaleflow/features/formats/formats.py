@@ -1,6 +1,6 @@
-"""Defines what an export format is, and finds the formats of `export.formats`.
+"""Defines export formats and finds the formats of `export.formats`.
 
-A format is an object in the tuple `FORMATS` of a module of `runtimes/`.
+A format is an object in the tuple `FORMATS` of a module in `runtimes/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: The folder of the formats beside the SavedModel of an exported model.
+#: Folder of the formats, next to the SavedModel of an exported model.
 FOLDER = "formats"
 
 #: Computes outputs by name from inputs by name, [b, ...] each.
@@ -34,30 +34,30 @@ Compute = Callable[[Mapping[str, "Array"]], Mapping[str, "Array"]]
 
 @dataclass(frozen=True)
 class PortableModel:
-    """A SavedModel for converters: its signature `portable` has one tensor for each argument and each output."""
+    """A SavedModel for converters. Its signature `portable` has one tensor per argument and output."""
 
     folder: Path
-    function: Any  # the concrete function of its signature
-    specs: Mapping[str, Any]  # of the arguments, by their names
+    function: Any  # concrete function of the signature
+    specs: Mapping[str, Any]  # specs of the arguments, by name
 
 
-#: Yields examples of the training split, by the names of the arguments: [1, ...] each.
+#: Yields examples of the training split, [1, ...] each, by argument name.
 Calibration = Callable[[], Iterator[Mapping[str, "Array"]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
-    """A format of a trained model, and the runtime that proves it.
+    """A format of a trained model, and the runtime that checks it.
 
     Attributes:
-        file: the name of its file, or of its main file, in its folder.
-        extra: of scaleflow's packages, with these modules.
-        convert: writes the file, in a process with TensorFlow; None: it is there already, beside the SavedModel.
-        open: loads the file in its runtime, with one thread, in a process of its own; raises what the runtime raises.
-        unsupported: the pattern of what its converter or its runtime writes of operations that it cannot express, with
-            a group for their names.
-        is_quantized: whether its outputs may differ; its metric counts instead.
-        takes_raw: whether it takes what the SavedModel takes; otherwise its texts are preprocessed elsewhere.
+        file: name of its (main) file, in its folder.
+        extra: the extra of scaleflow that installs `modules`.
+        convert: writes the file, in a process with TensorFlow; None: each export already has the file.
+        open: loads the file in its runtime with one thread, in a separate process. Raises the runtime's own errors.
+        unsupported: pattern of the converter's or runtime's message about operations that it cannot express, with a
+            group for their names.
+        is_quantized: whether outputs may differ. Then metrics are compared instead.
+        takes_raw: whether it takes the same inputs as the SavedModel. Otherwise the caller preprocesses texts.
     """
 
     name: str
@@ -71,29 +71,29 @@ class ExportFormat:
     takes_raw: bool = False
 
     def locate(self, exported: Path) -> Path:
-        """Returns the path of the file in the folder of an exported model."""
+        """Returns the path of the format's file in the folder of an exported model."""
         return exported / self.file if self.convert is None else exported / FOLDER / self.name / self.file
 
     def find_unsupported(self, text: str) -> Sequence[str]:
-        """Returns the names of the operations that an error of the converter or of the runtime is about."""
+        """Returns the names of the unsupported operations in an error of the converter or the runtime."""
         found = re.finditer(self.unsupported, text)
         return sorted({name.strip() for match in found for name in match[match.lastindex or 0].split(",")})
 
 
 @functools.cache
 def list_formats() -> Mapping[str, ExportFormat]:
-    """Returns the formats in the modules of `runtimes/` by their names."""
+    """Returns the formats in the modules of `runtimes/`, by name."""
     modules = [import_module(f"{runtimes.__name__}.{each.name}") for each in pkgutil.iter_modules(runtimes.__path__)]
     return {each.name: each for module in modules for each in getattr(module, "FORMATS", ())}
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises ConfigError if a format of a plan does not exist, is there twice, or cannot be made here."""
+    """Checks `export.formats` of a plan as `check_formats` does."""
     check_formats(plan.of(ExportOptions).formats)
 
 
 def check_formats(names: Sequence[str] | None) -> None:
-    """Raises ConfigError if a format of `export.formats` does not exist, is there twice, or cannot be made here."""
+    """Raises ConfigError if a format of `export.formats` does not exist, is repeated, or lacks a package."""
     known = list_formats()
     for n, name in enumerate(names or ()):
         if name not in known:

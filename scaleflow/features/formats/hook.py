@@ -1,4 +1,4 @@
-"""Exports the model of a run in the formats of `export.formats`: first as a trial, before the training."""
+"""Exports a run's model in the formats of `export.formats`, first as a trial before training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scaleflow.runs import RunFolder
 
 
 class FormatsHook(WorkerHook):
-    """Exports the formats of a run, and reports them."""
+    """Exports the formats of a run and reports them."""
 
     def after_build(self, run: TrainedRun, export: Callable[[Path], object]) -> None:
-        """Exports the untrained model in the formats of a new run, with two examples.
+        """Exports a new run's untrained model in its formats, with two examples.
 
-        Raises ConfigError if a format cannot express the model: nothing has been trained then.
+        Raises ConfigError if a format cannot express the model, before any training. Does nothing in a resumed run.
         """
         if run.is_resumed:
             return
@@ -39,11 +39,11 @@ class FormatsHook(WorkerHook):
                 raise ConfigError(f"export.formats: {each.name}: {each.error}; use export.formats={rest}")
 
     def after_export(self, run: TrainedRun, step: int) -> None:
-        """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
+        """Exports the formats of the trained model, reports them with their metrics, and writes their table."""
         model = RunFolder(run.folder).model
         try:
             formats = export_formats(run.plan, model, run.emit, log=run.log, should_stop=run.should_stop)
-        except ConfigError as error:  # the data is gone; the trained model stays
+        except ConfigError as error:  # the data cannot be read; keep the trained model
             names = run.plan.of(ExportOptions).formats or ()
             formats = [FormatExported(name, "", error=str(error)) for name in names]
         for each in formats:

@@ -1,7 +1,7 @@
-"""A process that computes an exported model in its own runtime, without TensorFlow unless the format is TensorFlow's.
+"""A process that computes an exported model in its own runtime. It loads TensorFlow only for TensorFlow's formats.
 
-It is started as `python -m scaleflow.features.formats.runtime FORMAT FILE DESCRIPTOR`. The descriptor is a socket's:
-requests and answers are pickled by `multiprocessing.connection`, between two processes of one command.
+Start: `python -m scaleflow.features.formats.runtime FORMAT FILE DESCRIPTOR`. The descriptor belongs to a socket.
+`multiprocessing.connection` pickles requests and answers. Both processes belong to one command.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
 
-#: Examples that are computed before the time is measured.
+#: Examples to compute before time is measured.
 WARM_UP = 10
 
-#: Seconds to wait for the end of the process.
+#: Maximum of seconds to wait for the end of the process.
 END_SECONDS = 10.0
 
 
 class RuntimeProcess:
-    """A model in its own runtime."""
+    """A model in its own runtime, in another process."""
 
     def __init__(self, connection: Connection, process: subprocess.Popen[bytes]) -> None:
         self._connection = connection
@@ -43,12 +43,12 @@ class RuntimeProcess:
         self._lock = threading.Lock()
 
     def compute(self, arrays: Arrays) -> Arrays:
-        """Returns the outputs by name for inputs by name, [b, ...] each. Raises ExportError if that fails."""
+        """Returns outputs by name for inputs by name, [b, ...] each. Raises ExportError if computing fails."""
         outputs: Arrays = self.ask("compute", arrays)
         return outputs
 
     def measure_ms(self, arrays: Arrays) -> float:
-        """Returns the median time of one example, in ms. Raises ExportError."""
+        """Returns the median time per example in ms. Raises ExportError if computing fails."""
         return float(self.ask("measure", arrays))
 
     def ask(self, what: str, arrays: Arrays) -> Any:
@@ -66,10 +66,10 @@ class RuntimeProcess:
 
 @contextlib.contextmanager
 def start_runtime(form: ExportFormat, path: Path, environment: Mapping[str, str]) -> Iterator[RuntimeProcess]:
-    """Runs a model in its own runtime while the block lasts. Raises ExportError if it cannot be loaded.
+    """Runs a model in its own runtime during the block. Raises ExportError if it cannot be loaded.
 
     Args:
-        environment: variables of the process, in addition to those of this one.
+        environment: variables of the process, in addition to this process's variables.
     """
     here, there = socket.socketpair()
     command = [sys.executable, "-m", __name__, form.name, str(path), str(there.fileno())]
@@ -82,7 +82,7 @@ def start_runtime(form: ExportFormat, path: Path, environment: Mapping[str, str]
         runtime.ask("load", {})
         yield runtime
     finally:
-        connection.close()  # the process then ends
+        connection.close()  # ends the process
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -91,7 +91,7 @@ def start_runtime(form: ExportFormat, path: Path, environment: Mapping[str, str]
 
 
 def serve_requests(name: str, path: Path, connection: Connection) -> None:
-    """Answers requests until the connection is closed: (whether it worked, the answer or the error)."""
+    """Answers requests until the connection is closed. An answer is (True, result) or (False, error)."""
     compute: Any = None
     while True:
         try:
@@ -111,7 +111,7 @@ def serve_requests(name: str, path: Path, connection: Connection) -> None:
 
 
 def measure_median(compute: Any, arrays: Arrays) -> float:
-    """Returns the median time of one example at a time, in ms; the first ones are not measured."""
+    """Returns the median time in ms, computing one example at a time after WARM_UP examples."""
     count = len(next(iter(arrays.values())))
     examples = [{name: each[n : n + 1] for name, each in arrays.items()} for n in range(count)]
     times = []

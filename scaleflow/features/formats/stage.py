@@ -8,7 +8,7 @@ from scaleflow.interfaces.stages import StageCommand
 
 
 class ConvertStage(StageCommand):
-    """An export of a trained model in more formats."""
+    """Exports a trained model in more formats."""
 
     def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         metrics = {}

@@ -1,4 +1,4 @@
-"""Exports a model in further formats, in a process of its own."""
+"""Exports a model in further formats, in a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.runs import EventReader, RunSpec, Task, WorkerProcess
 
-#: Seconds between two looks at the process that converts a model.
+#: Seconds between two checks of the converting process.
 POLL_SECONDS = 0.1
 
 
@@ -37,9 +37,9 @@ POLL_SECONDS = 0.1
 class ConvertModel(Task):
     """Exports a model in further formats."""
 
-    model: str  # the folder of the exported model, to which the formats are added
-    formats: Sequence[str]  # of `export.formats`
-    is_trial: bool = False  # whether it is only tried with a few examples, before the training
+    model: str  # folder of the exported model; gets the formats
+    formats: Sequence[str]  # names from `export.formats`
+    is_trial: bool = False  # whether this is a trial with a few examples before training
 
     def run(self, process: WorkerProcess) -> None:
         from scaleflow.features.formats.converter import convert_to_formats
@@ -59,14 +59,14 @@ def export_formats(
 ) -> list[FormatExported]:
     """Exports the model of a folder in the formats of the plan, in a process without the run's devices.
 
-    If the process is killed, as by a fault in a converter, the format fails, and another process does the others.
+    If the process dies, as after a fault in a converter, the current format fails and a new process makes the others.
 
     Args:
-        log: the file that gets the output of the process, too.
-        should_stop: returns True to leave the rest out.
-        is_trial: whether the model is not trained yet.
+        log: file that the output of the process is added to.
+        should_stop: returns True to skip the remaining formats.
+        is_trial: whether the model is untrained.
 
-    Raises ConfigError if the data of the run cannot be read.
+    Raises ConfigError if the run's data cannot be read.
     """
     found: dict[str, FormatExported] = {}
     names = list(plan.of(ExportOptions).formats or ())
@@ -88,10 +88,10 @@ def export_formats(
 
 
 def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Callable[[], bool]) -> Iterator[Event]:
-    """Converts a model in another process, and yields the events of that process as they come.
+    """Converts a model in another process and yields that process's events as they arrive.
 
-    If `should_stop` says so, the process is killed. If it ends without an event `end` or `refused`, the last event says
-    how it ended. Its output is added to the file `log`.
+    If `should_stop` returns True, the process is killed. If it ends without an event `end` or `refused`, the last event
+    has its exit code. Its output is added to the file `log`.
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as temporary:
         child = RunSpec(make_conversion_plan(plan), Path(temporary), time.time(), task)
@@ -108,7 +108,7 @@ def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Calla
         assert process.stdin is not None
         try:
             process.stdin.write(child.to_line(os.environ))
-            process.stdin.flush()  # it stays open: the process ends when this one does
+            process.stdin.flush()  # stays open: if this process ends, the other one ends
             reader = EventReader(child.events)
             last = None
             is_over = False
@@ -132,19 +132,19 @@ def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Calla
 
 
 def make_conversion_plan(plan: Plan) -> Plan:
-    """Returns the plan of a process that converts a model, on the CPU of this machine."""
+    """Returns the plan of the converting process, on the CPU of this machine."""
     none = dict.fromkeys(("hardware.tpu", "hardware.devices", "hardware.memory_limit_mb"))
     one: dict[str, Any] = {"hardware.logical_devices": 1, "dataset.shards": 1, "training.accumulate": 1}
     cpu: dict[str, Any] = {"strategy": {"name": "one_device"}, "hardware.name": "cpu", "hardware.remat": False}
     batch = {"training.global_batch_size": None, "training.batch_size": 32}
-    # A rule about what features do with the training examples has been told by the run already.
+    # The run already reported what features do with the training examples, so they are at their defaults here.
     data = list_feature_defaults("dataset")
     alone = set_values(plan, {**none, **one, **cpu, **batch, **data, "cluster": {}, "profiler": {}})
     return replace(alone, task=None, tf_config=None, resume=None)
 
 
 def make_format_table(formats: Sequence[FormatExported]) -> dict[str, list[object]]:
-    """Returns a table as MLflow's UI shows it: the names of the columns, and rows."""
+    """Returns a table for MLflow's UI: column names and rows."""
     keys = list(dict.fromkeys(key for each in formats for key in each.values))
     rows = [[each.name, each.error or "good", *(each.values.get(key) for key in keys), each.split] for each in formats]
     return {"columns": ["format", "result", *keys, "split"], "data": list(rows)}

@@ -1,1 +1,1 @@
-"""A new project, its schema, and the disk space of old runs."""
+"""New projects, the schema of configs, and the disk space of old runs."""

@@ -41,22 +41,22 @@ from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import sqlite_file
 
-#: Where runs and sweeps are if no folder is typed.
+#: Folders to search if the user names none.
 DEFAULT_FOLDERS = ("outputs", "multirun")
 
-#: What is said of a run that may be deleted.
+#: States of a run that may be deleted.
 RECORDED = "recorded"
 DELETED = "deleted in MLflow"
 
 
 @dataclass
 class FoundRun:
-    """A run, or a sweep, whose folder was found."""
+    """A run or sweep whose folder was found."""
 
     folder: Path
-    status: str | None  # FINISHED, FAILED or KILLED; None if it has not ended
-    state: str  # `recorded` or `deleted in MLflow`; otherwise why it is left alone
-    bytes: int  # the size of what would be deleted
+    status: str | None  # FINISHED, FAILED or KILLED; None: not ended
+    state: str  # `recorded` or `deleted in MLflow`; otherwise why it stays
+    bytes: int  # size of the files to delete
     age: float  # seconds since its last event
     is_deleted: bool = False
 
@@ -94,7 +94,10 @@ def main(words: list[str]) -> Outcome:
 
 
 def offer_deletion(found: Sequence[FoundRun], roots: Sequence[Path], options: argparse.Namespace) -> list[str]:
-    """Shows the runs, and deletes what may be deleted if the user says so. Returns why something is left."""
+    """Shows the runs and, if the user agrees, deletes those that may be deleted.
+
+    Returns why others could not be deleted.
+    """
     show(found)
     chosen = sorted((run for run in found if run.is_deletable), key=lambda run: -len(run.folder.parts))
     what = "the checkpoints" if options.checkpoints else "the folders"
@@ -118,7 +121,7 @@ def offer_deletion(found: Sequence[FoundRun], roots: Sequence[Path], options: ar
 
 
 def parse_age(text: str) -> float:
-    """Parses `--older-than`; returns seconds. Raises ConfigError."""
+    """Parses `--older-than` and returns seconds. Raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise ConfigError(f"--older-than {text}: expected a number with s, m, h, d or w, such as 12h or 7d")
@@ -126,7 +129,7 @@ def parse_age(text: str) -> float:
 
 
 def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -> list[FoundRun]:
-    """Returns the runs in some folders, the largest first, with what may be done with each."""
+    """Returns the runs in some folders, the largest first, with each run's state."""
     folders = list(dict.fromkeys(folder for root in roots for folder in find_run_folders(root)))
     store = StoreCheck()
     runs = {folder: describe_folder(folder, least_age, only_checkpoints, store=store) for folder in folders}
@@ -167,13 +170,13 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
 
 
 class StoreCheck:
-    """Asks the stores whether they have runs. A store that does not answer is asked once."""
+    """Asks stores whether they have a run. After a failure, it does not ask that store again."""
 
     def __init__(self) -> None:
         self._failures: dict[str, str] = {}
 
     def check(self, folder: Path) -> str:
-        """Returns `recorded`, `deleted in MLflow`, or why a finished run is left alone."""
+        """Returns `recorded`, `deleted in MLflow`, or why a finished run stays."""
         record = StoreRecord(RunFolder(folder).events, Tracker())
         uri = str(RunFolder(folder).read_record().get("uri"))
         if record.run_id is None:
@@ -195,7 +198,7 @@ class StoreCheck:
 
 
 def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path], list[str]]:
-    """Returns the files of a run that are to be deleted, and the names of files that are in the way."""
+    """Returns the files of a run to delete, and the names of other files, which prevent that."""
     own, others = files.split_files()
     if only_checkpoints:
         start = f"{files.checkpoints.name}{os.sep}"
@@ -204,7 +207,7 @@ def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path]
 
 
 def name_others(names: Sequence[str]) -> str:
-    """Says that a folder holds files that no run has written."""
+    """Says that a folder has files that no run wrote."""
     return f"holds other files: {join_first(names)}"
 
 
@@ -215,7 +218,7 @@ def measure(path: Path) -> int:
 
 
 def delete(run: FoundRun, only_checkpoints: bool) -> str:
-    """Deletes the folder of a run, or its checkpoints; returns why that was not possible."""
+    """Deletes a run's folder, or only its checkpoints. Returns why that failed; empty if it worked."""
     files = RunFolder(run.folder)
     try:
         with files.lock_recording(seconds=0), files.lock_writing():
@@ -229,7 +232,7 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
             for path in own:
                 path.unlink()
         folder = files.checkpoints if only_checkpoints else run.folder
-        for base, *_ in os.walk(folder.resolve(), topdown=False):  # a link to it stays
+        for base, *_ in os.walk(folder.resolve(), topdown=False):  # if the folder is a link, the link stays
             Path(base).rmdir()
     except (FolderBusy, OSError) as error:
         return f"{run.folder}: {error}"
@@ -238,14 +241,14 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
 
 
 def find_other_run(folder: Path) -> str | None:
-    """Returns the folder of a run within that of another one; None if there is none."""
+    """Returns the folder of another run inside a run's folder, or None."""
     return next(
         (base for base, _, names in os.walk(folder) if base != str(folder) and RunFolder.MARKS & {*names}), None
     )
 
 
 def remove_empty_parents(runs: Sequence[FoundRun], roots: Sequence[Path]) -> None:
-    """Removes the folders of days and sweeps that have become empty, below those that were typed."""
+    """Removes empty folders of days and sweeps below `roots`."""
     tops = {root.absolute() for root in roots}
     for run in runs:
         for parent in run.folder.parents:
@@ -263,7 +266,7 @@ def show(runs: Sequence[FoundRun]) -> None:
 
 
 def is_confirmed(question: str) -> bool:
-    """Whether the user says yes. Without a terminal, or with `--json`, nobody is asked."""
+    """Asks the user. Returns False without asking if there is no terminal, or with `--json`."""
     if JSON in sys.argv or not sys.stdin.isatty():
         return False
     with contextlib.suppress(EOFError):

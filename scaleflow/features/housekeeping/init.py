@@ -21,10 +21,10 @@ from scaleflow.launcher.command_exit import Outcome
 
 STARTER = Path(__file__).parent / "starter"
 
-#: What stands for the name of the project in its files.
+#: Placeholder for the project's name in the files of `starter`.
 NAME = "PROJECT"
 
-#: The ends of the names of Python files in `starter`, which are no modules of scaleflow.
+#: Suffix of Python files in `starter`. They are not modules of scaleflow.
 PYTHON = ".py.txt"
 
 

@@ -32,13 +32,13 @@ from scaleflow.launcher.command_exit import Outcome
 #: Keys of a config that are read before it is parsed, or by Hydra.
 MORE_KEYS = ("seed", "resume", "resume_data", "resume_code", "trusted_modules", "hydra", "defaults")
 
-#: A value that is filled in later.
+#: Schema of a value that is filled in later: an interpolation or `???`.
 LATER = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
 
 PLAIN = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 LIMITS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
 
-#: A line with a key and a comment, and a line that continues the comment.
+#: Matches a line with a key and a comment, or a line that continues the comment.
 COMMENTED = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?\s# (?P<text>.*)$|\s{8,}# (?P<more>.*)$")
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> Outcome:
 
 
 def describe_config(group: str | None = None) -> dict[str, Any]:
-    """Returns the schema of an option of a group, or of the whole config.
+    """Returns the schema of a group's options, or of the whole config.
 
     Raises ConfigError if there is no such group.
     """
@@ -75,7 +75,7 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
 
 
 def describe_section(group: str, cls: Any) -> dict[str, Any]:
-    """Describes a group: the keys of its dataclass, and those that scaleflow's options have besides."""
+    """Returns the schema of a group: keys of its dataclass, and further keys of scaleflow's own options."""
     texts = {key: text for file in list_option_files(group) for key, text in read_comments(file.read_text())}
     for shared in (file for folder in list_conf_folders() for file in folder.glob("*.yaml")):
         part = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", shared.read_text(), re.M)
@@ -90,7 +90,7 @@ def describe_section(group: str, cls: Any) -> dict[str, Any]:
 
 
 def read_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the keys of the first level of a YAML text with their comments."""
+    """Yields the top-level keys of a YAML text with their comments."""
     lines = [match for line in text.splitlines() if (match := COMMENTED.match(line))]
     first = min((match["indent"] for match in lines if match["key"]), default="")
     found = dict[str, str]()
@@ -105,9 +105,9 @@ def read_comments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def describe_class(cls: Any, section: str = "", others: bool = False) -> dict[str, Any]:
-    """Describes the dataclass of a section, or of a part of one.
+    """Returns the schema of a section's dataclass, or of a dataclass inside one.
 
-    `others` lets it have further keys, which are arguments of a `_target_`.
+    `others` allows further keys: the arguments of a `_target_`.
     """
     hints = list_key_types(cls, section)
     fields = {each.name: each.metadata for each in dataclasses.fields(cls) if each.name != "target"}
@@ -120,7 +120,7 @@ def describe_object(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
 
 
 def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes the values of a type, as `scaleflow.config.parse.convert_value` takes them."""
+    """Returns the schema of a type's values, as `scaleflow.config.parse.convert_value` takes them."""
     origin = get_origin(hint)
     inner = get_args(hint)
     describe = partial(describe_hint, limits=limits)

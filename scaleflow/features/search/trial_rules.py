@@ -1,4 +1,4 @@
-"""Rules that choose a trial's batch size and a learning rate. No TensorFlow."""
+"""Rules for choosing batch sizes and learning rates in trials. No TensorFlow."""
 
 import itertools
 import math

@@ -1,1 +1,1 @@
-"""The formats, each in a module with its converter and its runtime."""
+"""The export formats. Each module has a converter and a runtime."""

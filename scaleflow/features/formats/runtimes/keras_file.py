@@ -1,4 +1,4 @@
-"""The Keras file, which every export has, in its own runtime: Keras."""
+"""The Keras file, which every export has. Its runtime is Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaleflow.interfaces.data import name_leaves
 if TYPE_CHECKING:
     import numpy as np
 
-#: The environment variables with the modules of the user's layers, and with whether their code may run.
+#: Environment variables: the modules of the user's layers, and whether code in the file is forbidden.
 MODULES = "SCALEFLOW_EXPORT_MODULES"
 IS_SAFE = "SCALEFLOW_EXPORT_SAFE"
 

@@ -1,4 +1,4 @@
-"""LiteRT, for phones and small devices: in float32, and in int8. Only its built-in operations are used."""
+"""LiteRT, for phones and small devices, in float32 and int8. Only its built-in operations are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SIGNATURE = "portable"
 
-#: How the converter names an operation that it cannot express.
+#: The converter's message about an operation that it cannot express.
 UNSUPPORTED = r"'tf\.(\w+)' op is neither a custom op nor a flex op"
 
 
@@ -22,7 +22,9 @@ def write_litert(model: PortableModel, path: Path, calibration: Calibration, is_
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(model.folder), signature_keys=[SIGNATURE])
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]  # TensorFlow's own fail in other runtimes
+    converter.target_spec.supported_ops = [
+        tf.lite.OpsSet.TFLITE_BUILTINS
+    ]  # other runtimes lack TensorFlow's operations
     if is_int8:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = lambda: ((SIGNATURE, dict(each)) for each in calibration())

@@ -1,4 +1,4 @@
-"""ONNX, by tf2onnx, in onnxruntime."""
+"""ONNX. tf2onnx converts, onnxruntime computes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scaleflow.features.formats.formats import Calibration, Compute, ExportForma
 if TYPE_CHECKING:
     import numpy as np
 
-#: The version of ONNX's operations: the newest that tf2onnx writes.
+#: Version of ONNX's operations: the newest that tf2onnx writes.
 OPSET = 18
 
-#: How onnxruntime names an operation that it does not have.
+#: Messages of onnxruntime about an operation that it lacks.
 UNSUPPORTED = r"No Op registered for (\w+)|Could not find an implementation for (\w+)"
 
 

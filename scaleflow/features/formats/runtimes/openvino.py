@@ -1,4 +1,4 @@
-"""OpenVINO's format, for Intel's processors."""
+"""OpenVINO's format, for Intel processors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scaleflow.features.formats.formats import Calibration, Compute, ExportForma
 if TYPE_CHECKING:
     import numpy as np
 
-#: One thread, and no lower precision on processors that have one.
+#: One thread, and float32 even on processors that would compute in lower precision.
 OPTIONS = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
 
-#: How the converter names an operation that it cannot express.
+#: The converter's message about an operation that it cannot express.
 UNSUPPORTED = r"No translator found for (?:the following operation[^:]*: )?([\w, ]+)"
 
 
 def write_openvino(model: PortableModel, path: Path, calibration: Calibration) -> None:
     import openvino
 
-    # `convert_model` reports its use to a server.
+    # Not `convert_model`: it sends usage data to a server.
     openvino.save_model(openvino.Core().read_model(str(model.folder)), str(path), compress_to_fp16=False)
 
 
