@@ -1,5 +1,5 @@
 """`python -m scaleflow doctor`: reports what this machine has, and which options work on it.
 
-`machine` and `tensorflow_probe` collect facts; `report` judges the options by them, runs nothing for that, and prints.
-Only `tensorflow_probe`, which runs in its own process, imports TensorFlow.
+`machine` and `tensorflow_probe` collect facts. `command` judges the options by these facts, without running them, and
+prints the report. Only `tensorflow_probe`, in a separate process, imports TensorFlow.
 """

@@ -47,25 +47,25 @@ from scaleflow.launcher.processes.server_start import make_process_environment
 from scaleflow.launcher.processes.worker_process import describe_exit
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
-#: The compute capability from which NVIDIA's tensor cores take a dtype: float16 from Volta on, bfloat16 from Ampere on
+#: Minimum compute capability for a dtype in NVIDIA's tensor cores: Volta for float16, Ampere for bfloat16
 #: (docs.nvidia.com/deeplearning/performance/mixed-precision-training).
 TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts that verdicts follow from."""
+    """The facts that verdicts are based on."""
 
-    failure: str | None = None  # why TensorFlow does not work here; None if it works
-    gpus: int = 0  # how many GPUs TensorFlow finds
-    capability: float | None = None  # the lowest compute capability of these GPUs; None if unknown
+    failure: str | None = None  # why TensorFlow does not work here; None: it works
+    gpus: int = 0  # number of GPUs that TensorFlow finds
+    capability: float | None = None  # lowest compute capability of these GPUs; None: unknown
     cores: float = 1.0  # CPU cores that this process may use
     has_bfloat16: bool = False  # whether the CPU computes bfloat16 natively
-    workers: int = 0  # how many processes TF_CONFIG names; 0 if it is not set
-    tf_config: str | None = None  # what is wrong with TF_CONFIG; None if nothing is
-    tpu: str | None = None  # the setting that names a TPU, such as `TPU_NAME=local`; None if there is none
+    workers: int = 0  # number of processes in TF_CONFIG; 0: not set
+    tf_config: str | None = None  # fault of TF_CONFIG; None: no fault
+    tpu: str | None = None  # setting that names a TPU, such as `TPU_NAME=local`; None: no TPU
     no_tpu: str | None = None  # why there is no TPU, or why it cannot be reached
-    fails: Mapping[str, str] = field(default_factory=dict)  # dtype -> how a small multiplication in it failed
+    fails: Mapping[str, str] = field(default_factory=dict)  # dtype -> why a small multiplication failed
 
     @property
     def device(self) -> str:
@@ -84,7 +84,7 @@ Judge = Callable[[MachineFacts], Verdict]
 
 
 def judge_option(name: str, machine: MachineFacts, judges: Mapping[str, Judge]) -> Verdict:
-    """Returns the verdict on an option; `judges` is `STRATEGIES` or `PRECISIONS`."""
+    """Returns the verdict on an option. `judges` is `STRATEGIES` or `PRECISIONS`."""
     if machine.failure is not None:
         return Verdict(False, machine.failure)
     if name not in judges:
@@ -169,7 +169,7 @@ def judge_mixed(machine: MachineFacts) -> Verdict:
 
 
 def judge_half_precision(dtype: str, machine: MachineFacts, on_cpu: str) -> Verdict:
-    """Returns the verdict on a 16-bit dtype; `on_cpu` is the reason on a machine without a GPU."""
+    """Returns the verdict on a 16-bit dtype. `on_cpu` is the reason on a machine without a GPU."""
     if failed := dtype_failure(dtype, machine):
         return failed
     if not machine.gpus:
@@ -199,10 +199,10 @@ PRECISIONS: Mapping[str, Judge] = {
 }
 
 
-#: Importing TensorFlow takes seconds, many on a busy machine.
+#: Maximum of seconds for the probe. Importing TensorFlow takes seconds, many on a busy machine.
 TENSORFLOW_SECONDS = 90.0
 
-#: The keys of the probe's answer.
+#: Keys of the probe's answer.
 ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes")
 
 Report = dict[str, Any]
@@ -218,8 +218,8 @@ def main(words: list[str]) -> Outcome:
 
 
 def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
-    """Returns the report; faults of the machine are part of it and not raised. TensorFlow may take `seconds`."""
-    with start_tensorflow_probe() as process:  # runs while the rest is examined
+    """Returns the report. Faults of the machine are part of it and raise nothing. TensorFlow may take `seconds`."""
+    with start_tensorflow_probe() as process:  # runs in parallel with the other checks
         report: Report = {
             "versions": try_check(machine.read_versions),
             "system": try_check(machine.describe_system),
@@ -244,7 +244,7 @@ def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
 
 
 def try_check(check: Callable[[], Any]) -> Any:
-    """Returns what `check` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
+    """Returns the result of `check`, or `{"error": reason}` if it raises, so that later checks still run."""
     try:
         return check()
     except Exception as error:
@@ -256,7 +256,10 @@ def try_check(check: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
-    """Starts the process that probes TensorFlow; kills it at the end. Its log and its answer have separate pipes."""
+    """Starts the process that probes TensorFlow, and kills it at the end.
+
+    Its log and its answer have separate pipes.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "scaleflow.features.doctor.tensorflow_probe"],
         stdin=subprocess.DEVNULL,
@@ -274,7 +277,7 @@ def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
 
 
 def read_answer(process: subprocess.Popen[str], seconds: float) -> Report:
-    """Returns the probe's answer, or one that says why there is none."""
+    """Returns the probe's answer, or an answer with the reason for its failure."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -302,7 +305,7 @@ def judge_options(group: str, judges: Mapping[str, Judge], facts: MachineFacts) 
 
 
 def gather_facts(report: Report) -> MachineFacts:
-    """Extracts the facts that the verdicts need from the report."""
+    """Returns the facts of the report that the verdicts need."""
     tensorflow = report["tensorflow"]
     config = report["tf_config"] or {}
     gpus = [device for device in tensorflow["devices"] if device["kind"] == "GPU"]
@@ -323,7 +326,7 @@ def gather_facts(report: Report) -> MachineFacts:
 
 
 def locate_tpu() -> tuple[str | None, str | None]:
-    """Returns (the TPU's address and where it is from, why it cannot be used); either may be None."""
+    """Returns (the TPU's address and its source, why the TPU cannot be used). Either may be None."""
     try:
         address = find_tpu(None)
     except ConfigError as refusal:
@@ -335,7 +338,7 @@ def locate_tpu() -> tuple[str | None, str | None]:
 
 
 def resolve_auto(answer: Report) -> dict[str, Any]:
-    """Returns what `strategy=auto hardware=auto precision=mixed` resolve to here, or why they are refused."""
+    """Resolves `strategy=auto hardware=auto precision=mixed` on this machine, or returns why they are refused."""
     try:
         plan = make_plan(compose_config(()), LOOK)  # `check_store` contacts the store
     except ConfigError as refusal:
@@ -347,7 +350,7 @@ def resolve_auto(answer: Report) -> dict[str, Any]:
 
 
 def check_store() -> dict[str, Any]:
-    """Checks the store of a command without arguments, without creating it."""
+    """Checks the default tracking store without creating it."""
     asked = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or "sqlite:///mlflow.db"
     try:
         uri = resolve_store(Tracking()).uri or asked
@@ -420,7 +423,7 @@ ReportRows = list[tuple[str, str]]
 
 
 def failure_of(found: Any) -> str | None:
-    """Returns why a part of the report is unknown, None if it is known."""
+    """Returns why a part of the report is unknown, or None if it is known."""
     return f"unknown: {found['error']}" if isinstance(found, Mapping) and found.get("error") else None
 
 
@@ -447,7 +450,7 @@ def tensorflow_rows(report: Report) -> ReportRows:
 
 
 def device_line(device: Mapping[str, Any], gpus: Any) -> str:
-    """Formats a device of TensorFlow's. A GPU's memory is that of nvidia-smi's first GPU of the same model."""
+    """Formats a TensorFlow device. A GPU's memory is taken from nvidia-smi's first GPU of the same model."""
     if device["kind"] != "GPU":
         return "the processor"
     known = gpus if isinstance(gpus, list) else []

@@ -21,7 +21,7 @@ from scaleflow.runs.provenance.machine import count_cores
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 
-#: Environment variables that say who started this process and what it may use, by who sets them.
+#: Environment variables about the start and the resources of this process, by who sets them.
 VARIABLES: Mapping[str, Sequence[str]] = {
     **{name: engine.variables for name, engine in list_engines().items() if engine.variables},
     "tpu": (*TPU_VARIABLES, "TPU_CONFIG", "TPU_LIBRARY_PATH", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"),
@@ -31,15 +31,15 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     ),
 }
 
-#: Variables that every machine sets -> the variable without which they are not reported.
+#: Variables that exist on every machine -> the variable that must be set for them to be reported.
 REPORTED_WITH = {"HOSTNAME": "KUBERNETES_SERVICE_HOST"}
 
-#: cgroup v1 writes "no limit" as the largest multiple of the page size, which is above this.
+#: In cgroup v1, "no limit" is the largest multiple of the page size, which is above this.
 UNLIMITED = 1 << 60
 
 
 def read_versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of `PACKAGES`, None for a package that is not installed."""
+    """Returns the versions of Python and of `PACKAGES`; None for a package that is not installed."""
     versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -56,7 +56,7 @@ def describe_system() -> str:
 
 
 def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
-    """Returns the CPU's cores, how many this process may use, and whether the CPU computes bfloat16 natively."""
+    """Returns the CPU's cores, how many this process may use, and whether it computes bfloat16 natively."""
     allowed = count_cores()
     limit = cpu_limit(root)
     info = read_kernel_file(root / "proc/cpuinfo")
@@ -83,7 +83,7 @@ def describe_memory(root: Path = Path("/")) -> dict[str, int | None]:
 
 
 def cpu_limit(root: Path) -> float | None:
-    """Returns the smallest CPU quota of the process's control groups, in cores, None if there is no quota."""
+    """Returns the smallest CPU quota of the process's control groups, in cores, or None without a quota."""
     quotas = []
     for folder in control_groups(root, "cpu"):
         quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
@@ -95,7 +95,7 @@ def cpu_limit(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> int | None:
-    """Returns the smallest memory limit of the process's control groups, in bytes, None if there is no limit."""
+    """Returns the smallest memory limit of the process's control groups, in bytes, or None without a limit."""
     texts = [
         read_kernel_file(folder / name).strip()
         for folder in control_groups(root, "memory")
@@ -105,7 +105,9 @@ def memory_limit(root: Path) -> int | None:
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """Returns the folders of the process's control group and its parents: cgroup v2 (one tree), v1 (one for each)."""
+    """Returns the folders of the process's control group and its parents: cgroup v2 (one tree), v1 (one per
+    controller).
+    """
     base = root / "sys/fs/cgroup"
     folders = {base, base / controller}
     for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
@@ -118,7 +120,7 @@ def control_groups(root: Path, controller: str) -> list[Path]:
 
 
 def read_kernel_file(path: Path) -> str:
-    """Returns the text of a kernel's file, "" if it cannot be read."""
+    """Returns the text of a kernel file, "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -126,14 +128,14 @@ def read_kernel_file(path: Path) -> str:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """Returns the GPUs that nvidia-smi lists, with their memory in MiB. Raises what `query_nvidia_smi` raises."""
+    """Returns the GPUs that nvidia-smi lists, with memory in MiB. Raises the errors of `query_nvidia_smi`."""
     rows = query_nvidia_smi("index", "name", "memory.total", "memory.free", "driver_version")
     keys = ("index", "name", "memory_mb", "free_mb", "driver")
     return [{key: int(cell) if cell.isdigit() else cell for key, cell in zip(keys, row, strict=False)} for row in rows]
 
 
 def read_environment() -> dict[str, dict[str, str]]:
-    """Returns those of `VARIABLES` that are set, with secrets masked."""
+    """Returns the `VARIABLES` that are set, with secrets masked."""
     return {
         who: {
             name: mask_secrets(os.environ[name], name)
@@ -145,7 +147,7 @@ def read_environment() -> dict[str, dict[str, str]]:
 
 
 def describe_tf_config() -> dict[str, Any] | None:
-    """Returns TF_CONFIG as a run would read it, None if it is not set. Raises ConfigError if it is invalid."""
+    """Returns TF_CONFIG as a run would read it, or None if it is not set. Raises ConfigError if it is invalid."""
     text = os.environ.get(TF_CONFIG)
     if not text:
         return None

@@ -1,7 +1,8 @@
-"""Probes TensorFlow on this machine, in its own process, because TensorFlow's libraries can hang or crash.
+"""Probes TensorFlow on this machine in a separate process, because TensorFlow's libraries can hang or crash.
 
-`python -m scaleflow.features.doctor.tensorflow_probe` prints one JSON object in the last line of its standard output.
-On a GPU it takes only the memory of a small multiplication. It does not touch a TPU, which would take it from its user.
+`python -m scaleflow.features.doctor.tensorflow_probe` prints one JSON object in the last line of standard output. On a
+GPU it takes only the memory of a small multiplication. It does not touch a TPU, because that would take the TPU from
+its current user.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ def main() -> None:
 
 
 def probe_tensorflow() -> dict[str, Any]:
-    """Returns versions, devices, libraries, and what `auto` and `mixed` resolve to on these devices."""
+    """Returns versions, devices, libraries, and the resolution of `auto` and `mixed` on these devices."""
     import_keras()
     import keras
     import tensorflow as tf
@@ -60,7 +61,7 @@ def describe_device(device: Any) -> dict[str, Any]:
 
 
 def multiplication_error(dtype: str, device: str) -> str | None:
-    """Returns why a small multiplication fails, None if its result is right."""
+    """Returns why a small multiplication fails, or None if its result is right."""
     import tensorflow as tf
 
     try:

@@ -1,1 +1,1 @@
-"""Champion and challenger on the same examples."""
+"""Compares champion and challenger on the same examples."""

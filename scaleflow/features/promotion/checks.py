@@ -1,4 +1,4 @@
-"""What a run whose model may become the champion is checked for before it starts."""
+"""Checks the options of a promotion before a run starts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from scaleflow.tracking.uri import check_model_name
 
 
 def check_name(plan: Plan) -> None:
-    """Raises ConfigError if a registered model cannot have the name `promotion.model`."""
+    """Raises ConfigError if `promotion.model` is not a valid name of a registered model."""
     model = plan.of(PromotionOptions).model
     if model is not None:
         check_model_name("promotion.model=", model)
 
 
 def check_job(keys: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a job of a sweep asks for a promotion."""
+    """Raises ConfigError if a sweep's job requests a promotion."""
     if keys.get("name") == "champion":
         raise ConfigError(
             "promotion=champion: of many jobs the best may be better by chance; leave it out, and promote the best job "

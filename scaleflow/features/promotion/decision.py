@@ -1,4 +1,4 @@
-"""The conditions of a promotion, and what is recorded of the decision."""
+"""The conditions of a promotion, and the record of the decision."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from scaleflow.interfaces.formatting import format_number
 if TYPE_CHECKING:
     from scaleflow.evaluation.comparison import ScoreComparison
 
-#: The most characters of the reasons in a tag.
+#: Maximum of characters of the reasons in a tag.
 LONGEST = 2000
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of the promotion."""
+    """A condition of a promotion."""
 
-    text: str  # the condition, with its figures
+    text: str  # the condition, with its numbers
     holds: bool
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a candidate becomes the champion, and why.
+    """The decision whether a candidate becomes the champion, and why.
 
     Attributes:
         is_promoted: whether every condition holds.
-        conditions: in the order in which they are checked.
-        comparison: with the champion; None if there is none yet.
-        smoke: what was measured of the served candidate.
+        conditions: conditions in the order of checking.
+        comparison: comparison with the champion; None without a champion.
+        smoke: measurements of the served candidate.
     """
 
     conditions: Sequence[Condition]
@@ -62,14 +62,14 @@ class Decision:
 
     @property
     def reasons(self) -> list[str]:
-        """The conditions that do not hold."""
+        """Conditions that do not hold."""
         return [each.text for each in self.conditions if not each.holds]
 
 
 def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Condition:
     """Returns the condition that the candidate is better than the champion.
 
-    If few examples differ, they may all be better by chance: the interval does not show that, and a sign test does.
+    If few examples differ, all may be better by chance. The interval does not show that, but a sign test does.
     """
     gain, low, high = found.gain
     interval = f"{low:+.4g} to {high:+.4g}"
@@ -91,9 +91,9 @@ def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Co
 
 
 def to_values(found: ScoreComparison) -> dict[str, Any]:
-    """Returns a comparison as the record of a decision and the result of `scaleflow.promote_model` have it.
+    """Returns a comparison as plain values, for the record of a decision and the result of `scaleflow.promote_model`.
 
-    It has no interval of the candidate's own value: what decides is the interval of the gain.
+    The candidate's own value has no interval, because the interval of the gain decides.
     """
     gain, low, high = found.gain
     return {
@@ -115,18 +115,18 @@ def to_values(found: ScoreComparison) -> dict[str, Any]:
 
 
 def check_floor(key: str, value: float, floor: float, is_error: bool) -> Condition:
-    """Returns the condition that a metric is at least, or an error at most, what `promotion.at_least` says."""
+    """Returns the condition of `promotion.at_least`: a minimum for a metric, a maximum for an error."""
     holds = value <= floor if is_error else value >= floor
     word = "at most" if is_error else "at least"
     return Condition(f"{key} {value:.4g}, {word} {floor:g}{'' if holds else ' is needed'}", holds)
 
 
 def make_record(decision: Decision, candidate: str, champion: str | None) -> dict[str, Any]:
-    """Returns what a tag says of a decision.
+    """Returns the record of a decision, for a tag.
 
     Args:
-        candidate: the ID of the candidate's logged model.
-        champion: the version that it was compared with; None if there was none.
+        candidate: id of the candidate's logged model.
+        champion: version of the champion it was compared with; None without a champion.
     """
     return {
         "is_good": decision.is_promoted,
@@ -138,37 +138,37 @@ def make_record(decision: Decision, candidate: str, champion: str | None) -> dic
     }
 
 
-#: MLflow's file with a request for the example of a model.
+#: MLflow's file with an example request for a model.
 EXAMPLE = "serving_input_example.json"
 
-#: The largest difference of an answer from that of the trained model, in units of the largest output (at least 1).
+#: Maximum difference of a served output from the trained model's, relative to its largest value (at least 1).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
-#: Requests of which the median time counts.
+#: Number of requests for the median time.
 REQUESTS = 20
 
-#: Seconds to wait until the server answers, and for one answer.
+#: Seconds to wait for the server to start, and for one answer.
 START_SECONDS = 180.0
 ANSWER_SECONDS = 30.0
 
-#: Seconds that an environment may take to be installed.
+#: Maximum of seconds for installing an environment.
 INSTALL_SECONDS = 900.0
 
-#: Runs a command, and ends it with all that it has started when standard input is closed. MLflow starts a shell, too.
+#: Runs a command. When standard input is closed, ends it with everything that it started: MLflow also starts a shell.
 GUARDED = 'exec 3<&0; (read -r _ <&3; kill -9 0) & "$@" & wait $!'
 
-#: Seconds between two looks at the server.
+#: Seconds between two checks of the server.
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class SmokeTest:
-    """What a served model did.
+    """The result of serving a model.
 
     Attributes:
-        conditions: that it answers, that its answers are right, and the limits.
-        values: `ms` of a request (the median), `mb` of memory, `difference` from the trained model, and the `packages`
-            of its environment if that was clean.
+        conditions: the model answers, its answers are right, and it keeps the limits.
+        values: `ms` per request (median), `mb` of memory, `difference` from the trained model, and the number of
+            `packages` in a clean environment.
     """
 
     conditions: list[Condition]
@@ -178,10 +178,10 @@ class SmokeTest:
 def check_served_model(
     model: Path, options: PromotionOptions, policy: str, folder: Path, begin_phase: Callable[[str], None]
 ) -> SmokeTest:
-    """Serves a logged model, sends the example that was recorded with it, and compares the answers.
+    """Serves a logged model, sends the example recorded with it, and compares the answers.
 
     Args:
-        folder: for an environment, and the log of the server.
+        folder: folder for an environment and the server's log.
     """
     python = Path(sys.executable)
     values = dict[str, float]()
@@ -210,7 +210,7 @@ def check_served_model(
 
 
 def install_environment(requirements: Path, folder: Path) -> Path:
-    """Installs requirements in a new environment; returns its Python. Raises RunError if that fails."""
+    """Installs requirements in a new environment and returns its Python. Raises RunError if that fails."""
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
         [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
@@ -234,9 +234,9 @@ def count_packages(python: Path) -> float:
 
 @contextlib.contextmanager
 def serve_folder(model: Path, python: Path, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Serves a model while the block lasts; yields its address, and the process. It ends when this process does.
+    """Serves a model during the block. Yields its address and the process. The server ends with this process.
 
-    Raises RunError if it does not start.
+    Raises RunError if the server does not start.
     """
     port = find_free_port()
     command = [python, "-m", "mlflow", "models", "serve", "-m", model, "--env-manager", "local"]
@@ -249,7 +249,7 @@ def serve_folder(model: Path, python: Path, log: Path) -> Iterator[tuple[str, su
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            cwd=log.parent,  # not where another `mlflow.db` may be
+            cwd=log.parent,  # another folder may have an `mlflow.db`
             env=variables,
             start_new_session=True,
         )
@@ -284,7 +284,7 @@ def is_answering(address: str) -> bool:
 
 
 def request_predictions(address: str, payload: Mapping[str, Any]) -> Any:
-    """Sends a request, and returns the predictions. Raises RunError if the model refuses it."""
+    """Sends a request and returns the predictions. Raises RunError if there is no valid answer."""
     content = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/invocations", json.dumps(payload).encode(), content)
     try:
@@ -299,7 +299,10 @@ def request_predictions(address: str, payload: Mapping[str, Any]) -> Any:
 
 
 def measure_served_difference(address: str, model: Path) -> float:
-    """Returns the largest difference of a served output from the trained model's, in units of its largest value."""
+    """Returns the largest difference between served and trained outputs, relative to each output's largest value.
+
+    Raises RunError if the answers have another number, shape, or NaNs, or are the same for all examples.
+    """
     payload = json.loads((model / EXAMPLE).read_text())
     predictions = request_predictions(address, payload)
     with np.load(model / "data" / "example_outputs.npz") as arrays:
@@ -310,7 +313,7 @@ def measure_served_difference(address: str, model: Path) -> float:
         raise RunError(f"it does not answer with {count} predictions: {str(predictions)[:200]}")
     outputs = request_predictions(address, {**payload, "params": {"output": "logits"}})
     difference = 0.0
-    for name, values in expected.items():  # each by its own size: a large output hides no fault of a small one
+    for name, values in expected.items():  # each relative to itself: a large output must not hide a small one's fault
         found = np.asarray(outputs[name] if isinstance(outputs, dict) else outputs, np.float64)
         if found.shape != values.shape:
             raise RunError(f"it returns outputs of shape {found.shape}, expected {values.shape}")
@@ -326,7 +329,7 @@ def measure_served_difference(address: str, model: Path) -> float:
 
 
 def is_same_for_all(values: Any) -> bool:
-    """Returns whether all examples have the same values, [n, ...]."""
+    """Returns whether all examples have equal values, [n, ...]."""
     return bool(np.all(values == values[:1]))
 
 

@@ -1,4 +1,4 @@
-"""The promotion at the end of a run, which `promotion=champion` asks for."""
+"""The promotion at the end of a run, for `promotion=champion`."""
 
 import os
 import shlex
@@ -17,13 +17,13 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.run_end import EndTask
 from scaleflow.runs import RunSpec
 
-#: Why a run's model is not promoted, although it could be later.
+#: Why a model is not promoted yet.
 NOT_RECORDED = "the run is not recorded completely"
 
 
 @dataclass(frozen=True)
 class PromoteModel(EndTask):
-    """Promotes the model of a run that is finished, if its plan asks for that."""
+    """Promotes the model of a finished run if its plan requests that."""
 
     def run(self, monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
         spec = monitor.spec
@@ -51,7 +51,7 @@ class PromoteModel(EndTask):
 
 
 def trust_own_code(spec: RunSpec) -> CommandWords:
-    """Returns the command about a run that uses the code of the user which the run has just used."""
+    """Returns the promotion command for a run. It trusts the user's code that the run itself used."""
     modules = list_own_modules(spec.plan.config)
     folders = [each for each in spec.plan.search if Path(each).is_dir()] if modules else []
     line = [*name_command("promote").split(), str(spec.folder)]

@@ -5,13 +5,13 @@ from scaleflow.interfaces.config import Plan, Rule
 from scaleflow.interfaces.directions import NAME_ADVICE, find_direction
 from scaleflow.interfaces.features import Command, Feature
 
-#: Begins the key of a floor that is a slice of the report's: `slice/COLUMN/VALUE`.
+#: Prefix of a floor's key for a slice of the report: `slice/COLUMN/VALUE`.
 SLICE = "slice/"
 
 
 @dataclass(frozen=True)
 class PromotionOptions:
-    """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model."""
+    """`promotion`: whether the trained model becomes the champion (the alias `champion` of a registered model)."""
 
     name: Literal["none", "champion"] = "none"
     model: str | None = None
@@ -25,7 +25,7 @@ class PromotionOptions:
 
 
 def is_asked_for(plan: Plan) -> bool:
-    """Whether a plan has the option, or only the name of a model, which is checked all the same."""
+    """Returns whether a plan has a promotion, or at least the name of a model, which is then checked."""
     options = plan.of(PromotionOptions)
     return options.name != "none" or options.model is not None
 
@@ -35,7 +35,7 @@ def moves_alias_itself(plan: Plan) -> bool:
 
 
 def has_unknown_direction(plan: Plan) -> bool:
-    """Whether `promotion.at_least` has a metric of which it is not known whether larger values are better."""
+    """Returns whether `promotion.at_least` has a metric whose better direction is unknown."""
     floors = plan.of(PromotionOptions).at_least or {}
     return any(not key.startswith(SLICE) and find_direction(key) is None for key in floors)
 

@@ -45,15 +45,16 @@ from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 
 @dataclass(frozen=True)
 class PromotionResult(Readable):
-    """What came of a promotion.
+    """The result of a promotion.
 
     Attributes:
         is_promoted: whether the model is the champion; with `dry_run`, whether it would be.
-        version: of the registered model; None with `dry_run`.
-        champion: the version that was the champion before; None if there was none.
-        conditions: each condition with its figures, and whether it holds.
-        comparison: with the champion, as in `scaleflow.features.promotion.decision.to_values`; None without a champion.
-        smoke: what was measured of the served model.
+        version: version of the registered model; None with `dry_run`.
+        champion: version of the previous champion; None: there was no champion.
+        conditions: each condition with its numbers, and whether it holds.
+        comparison: comparison with the champion, from `scaleflow.features.promotion.decision.to_values`; None without a
+            champion.
+        smoke: measurements of the served model.
     """
 
     is_promoted: bool
@@ -101,7 +102,7 @@ def roll_back(words: list[str]) -> Outcome:
 
 
 def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
-    """Returns the last lines of the command."""
+    """Returns the summary of the command."""
     name = done.name
     decision = done.decision
     if done.version is None:
@@ -141,9 +142,9 @@ def promote_model(
         run_id: a run, its folder or a model, as on the command line.
         model: the registered model; None: `promotion.model` of the run.
         overrides: such as "promotion.environment=clean".
-        dry_run: decide, and change nothing.
+        dry_run: decide, but change nothing.
         trust: modules whose code may run, as `--trust`.
-        on: a file or folder on whose examples the models are compared, as `--on`.
+        on: a file or folder. The models are compared on its examples, as with `--on`.
 
     Raises:
         ConfigError: if the command cannot work.

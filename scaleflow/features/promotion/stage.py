@@ -10,7 +10,7 @@ from scaleflow.tracking.uri import check_model_name
 
 
 class PromoteStage(StageCommand):
-    """A promotion of a tracked model."""
+    """Promotes a tracked model."""
 
     def check(self, values: Mapping[str, Any], config_dirs: Sequence[str]) -> None:
         check_model_name("model: ", str(values["model"]))

@@ -1,4 +1,4 @@
-"""Decides about the promotion of a tracked model, and carries the decision out."""
+"""Decides about the promotion of a tracked model and carries the decision out."""
 
 import csv
 import tempfile
@@ -55,7 +55,7 @@ from scaleflow.worker.evaluate import ALL
 
 
 def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
-    """Returns the page of a decision: the conditions, the comparison, and both models, each with a row of its own."""
+    """Returns the HTML page of a decision: conditions, models, and the comparison with a row per model."""
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:
@@ -73,19 +73,19 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
 
 Array = np.ndarray[Any, Any]
 
-#: What a promotion takes from the run of its model.
+#: Config sections that a promotion takes from the model's run.
 PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
 
-#: The fewest examples on which models are compared.
+#: Minimum of examples for comparing models.
 MIN_EXAMPLES = 30
 
-#: The split on which models are compared.
+#: Split for comparing models.
 SPLIT = "test"
 
-#: The slices of a run's report among its artifacts.
+#: Artifact with the slices of a run's report.
 SLICES = "evaluation/slices.csv"
 
-#: How often a candidate is compared again, because another command has changed the champion meanwhile.
+#: Number of comparisons if other commands change the champion meanwhile.
 TRIES = 3
 
 ALREADY = "it is the champion already"
@@ -93,17 +93,17 @@ ALREADY = "it is the champion already"
 
 @dataclass(frozen=True)
 class PromotionOutcome:
-    """What came of a promotion."""
+    """The outcome of a promotion."""
 
     run: Run
     name: str
-    champion: str | None  # the version that was the champion before; None if there was none
-    version: str | None  # of the candidate; None if nothing was changed
+    champion: str | None  # version of the previous champion; None: no champion
+    version: str | None  # the candidate's version; None if nothing was changed
     decision: Decision
 
 
 def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
-    """Returns a registered model of the store that `tracking.uri` names, or of the usual one."""
+    """Returns a registered model in the store of `tracking.uri`, or in the default store."""
     check_model_name("--model ", name)
     tracker = MlflowTracker(choose_store(find_store_options(CommandWords(overrides))))
     tracker.connect()
@@ -123,14 +123,14 @@ def promote_if_better(
 
     Args:
         words: the run, and overrides.
-        name: of the registered model; None: `promotion.model` of the run.
-        is_dry: whether to decide only.
-        on: the file or folder on all examples of which the models are compared; None: the candidate's test split.
+        name: name of the registered model; None: `promotion.model` of the run.
+        is_dry: decide, but change nothing.
+        on: a file or folder. The models are compared on all its examples; None: on the candidate's test split.
 
     Raises:
-        ConfigError: if that cannot work.
+        ConfigError: if it cannot work.
         RunError: if it failed.
-        Stopped: if a signal has stopped it.
+        Stopped: if a signal stopped it.
     """
     if name is not None:
         check_model_name("--model ", name)
@@ -147,7 +147,10 @@ def promote_if_better(
 
 
 def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple[CommandWords, str]:
-    """Returns the command with `promotion=champion` and the name of the registered model, and this name."""
+    """Completes a command with `promotion=champion` and the registered model's name. Returns the command and this name.
+
+    Raises ConfigError without a name.
+    """
     section = run.config.get("promotion")
     known = section if isinstance(section, dict) and section.get("name") == "champion" else None
     name = name or (known or {}).get("model")
@@ -159,7 +162,7 @@ def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple
     return replace(words, overrides=[*added, *words.overrides]), name
 
 
-#: What a champion whose run was deleted means for the comparison.
+#: Note for a comparison with a champion whose run was deleted.
 CHAMPION_DELETED = (
     "the run of the champion was deleted, so it is not known which of these rows it was trained on: all are compared, "
     "which can only favour the champion"
@@ -170,13 +173,13 @@ class Candidate:
     """A model that may become the champion.
 
     Args:
-        plan: with the data of the candidate's run, and the options of `promotion`.
-        run: the candidate's.
-        folder: for files.
-        on: the file or folder of the plan's data, if the models are compared on all of it.
+        plan: plan with the data of the candidate's run and the options of `promotion`.
+        run: the candidate's run.
+        folder: folder for temporary files.
+        on: file or folder with the plan's data, if the models are compared on all of it; else empty.
 
     Raises:
-        ConfigError: if the model cannot be served and compared.
+        ConfigError: if the store lacks the model's files.
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class Candidate:
         return self.plan.of(PromotionOptions)
 
     def decide(self, is_dry: bool) -> PromotionOutcome:
-        """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
+        """Decides and, unless it is a dry run, carries the decision out. The alias moves last."""
         registry = self.tracker.open_registry(self.name)
         learned = read_learned_state(self.logged / "data")
         for each in () if self.on else learned.schema.get("together", ()):
@@ -224,7 +227,7 @@ class Candidate:
             comparison = None
             if champion is not None:
                 if registry.find_model(champion) == self.run.model.model_id:
-                    if not is_dry:  # what a command that was killed may have left
+                    if not is_dry:  # completes a command that was killed
                         registry.remove_challenger(champion)
                         self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
                     decision = Decision([Condition(ALREADY, True)])
@@ -255,10 +258,10 @@ class Candidate:
         )
 
     def check_finite(self, predictions: Predictions | None) -> Condition | None:
-        """Returns the condition that does not hold if an output of the candidate is not finite; None if all are.
+        """Returns a failing condition if an output of the candidate is not finite, else None.
 
         Args:
-            predictions: of the candidate; None if it is compared with no champion, so that its run's metric decides.
+            predictions: the candidate's; None without a champion. Then the run's metric decides.
         """
         count = int(self.run.tracked.data.metrics.get(f"{SPLIT}/{NOT_FINITE}", 0)) if self.run.is_result else 0
         if predictions is not None:
@@ -268,7 +271,7 @@ class Candidate:
         return Condition(f"the model's outputs for {count:,} examples are NaN or infinite, and none may be", False)
 
     def check_floors(self) -> list[Condition]:
-        """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""
+        """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run lacks a metric."""
         floors = self.options.at_least or {}
         if floors and not self.run.is_result:
             raise ConfigError(
@@ -296,13 +299,13 @@ class Candidate:
         return found
 
     def check_answers(self) -> list[Condition]:
-        """Returns the conditions that do not hold because all examples get the same answer.
+        """Returns failing conditions for a candidate that answers every example the same.
 
-        The accuracy of such a model is high if one class is rare, and `promotion.at_least` does not show that.
+        Such a model is very accurate if one class is rare, so `promotion.at_least` may not catch it.
         """
         try:
             kept = self.read_kept(self.run, "candidate")
-        except ConfigError:  # the comparison with a champion needs them, and says so
+        except ConfigError:  # the comparison with a champion reports this
             return []
         if kept is None:
             return []
@@ -318,9 +321,9 @@ class Candidate:
         return found
 
     def read_slices(self) -> dict[str, tuple[float, str]]:
-        """Returns the value and the metric of each slice of the run's report, by `slice/COLUMN/VALUE`.
+        """Returns value and metric of each slice in the run's report, by `slice/COLUMN/VALUE`.
 
-        With several outputs, it is `slice/OUTPUT/COLUMN/VALUE`.
+        With several outputs, the key is `slice/OUTPUT/COLUMN/VALUE`.
         """
         path = self.run.download(SLICES, self.folder)
         if path is None:
@@ -337,7 +340,7 @@ class Candidate:
     def read_predictions(self) -> tuple[Predictions, Array]:
         """Returns the candidate's predictions, and which rows it was trained on.
 
-        For its test split they are those that its run has kept, or new ones.
+        For its test split, predictions kept by its run are used if possible.
         """
         folder = self.folder / "candidate-evaluation"
         if self.on:
@@ -351,12 +354,12 @@ class Candidate:
         return found, np.zeros(found.examples, bool)
 
     def make_training_plan(self, run: Run) -> Plan:
-        """Returns the plan whose data a run was trained on."""
+        """Returns the plan with the data that a run was trained on."""
         words = run.complete(replace(self.words, overrides=[]))
         return make_evaluation_plan(run.reuse_config(words, PROMOTE))
 
     def read_kept(self, run: Run, label: str) -> Predictions | None:
-        """Returns the predictions that a run has kept, if they are those of the model that is named."""
+        """Returns the predictions kept by a run, or None if they are not from the named model."""
         folder = self.folder / label
         folder.mkdir(exist_ok=True)
         path = run.download(f"{RunFolder(folder).evaluation.name}/{PREDICTIONS}", folder) if run.is_result else None
@@ -372,16 +375,16 @@ class Candidate:
             return found, np.zeros(candidate.examples, bool)
         kept = None if self.on else self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
-            return kept, np.zeros(candidate.examples, bool)  # its own test split
+            return kept, np.zeros(candidate.examples, bool)  # the champion's own test split
         folder = self.folder / f"champion-{champion}-evaluation"
         found = self.evaluate(run, self.make_training_plan(run), folder)
         check_same_rows(candidate, found)
         return found, np.load(RunFolder(folder).seen)
 
     def evaluate(self, run: Run, trained: Plan | None, folder: Path) -> Predictions:
-        """Returns the predictions of a run's model, computed by a worker in `folder`.
+        """Returns predictions of a run's model, computed by a worker in `folder`.
 
-        With the plan that the model was `trained` with, the worker also says which rows it was trained on.
+        If `trained` is the plan of the model's training, the worker also finds out which rows it was trained on.
         """
         folder.mkdir()
         task = make_evaluation_task(run, self.words, self.plan, folder=folder, named=self.run)
@@ -396,11 +399,11 @@ class Candidate:
 def carry_out_decision(
     registry: ChampionRegistry, tracker: MlflowTracker, found: PromotionOutcome, folder: Path
 ) -> PromotionOutcome | None:
-    """Makes the candidate a version, records the decision, and moves an alias; returns what came of it.
+    """Registers the candidate as a version, records the decision, and moves an alias. Returns the outcome.
 
-    The alias `champion` moves in one request, when the page and the version's tag are there. A command that is killed
-    before leaves the champion that there was; after it, the same command again completes the rest. Returns None if
-    another command has changed the champion since the decision.
+    The alias `champion` moves in one request, after the page and the version's tag are written. If the command is
+    killed before that, the old champion stays. If it is killed after that, the same command completes the rest. Returns
+    None if another command changed the champion since the decision.
     """
     decision = found.decision
     run = found.run
@@ -430,10 +433,10 @@ def compare_models(
     """Compares the predictions of two models by `promotion.metric`.
 
     Args:
-        candidate, champion: their predictions for the candidate's split.
-        is_seen: which examples of the split the champion was trained on, [examples] bool; they are left out.
+        candidate, champion: predictions for the candidate's split.
+        is_seen: examples that a model was trained on, [examples] bool; they are left out.
 
-    Raises ConfigError if the models do not have the metric, or too few examples are left.
+    Raises ConfigError if the models lack the metric, or too few examples are left.
     """
     pair = choose_pair([*pair_scores(candidate, champion)], options.metric)
     is_used = ~is_seen[pair.examples]
@@ -449,7 +452,7 @@ def compare_models(
 
 
 def check_skills(candidate: Predictions, champion: Predictions, is_seen: Array) -> list[Condition]:
-    """Returns the conditions that do not hold because the champion tells examples apart, and the candidate does not.
+    """Returns failing conditions for skills of the champion that the candidate lacks.
 
     If one class is rare, a candidate that always gives the same answer may have the higher accuracy.
     """
@@ -464,7 +467,7 @@ def check_skills(candidate: Predictions, champion: Predictions, is_seen: Array) 
 
 
 def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:
-    """Returns the scores of a metric; the first ones for None. Raises ConfigError if there is no such metric."""
+    """Returns the scores of a metric; None: the first ones. Raises ConfigError if there is no such metric."""
     names = [each.metric for each in pairs]
     if metric is not None and metric not in names:
         raise ConfigError(f"promotion.metric={metric}: the models are compared by {', '.join(names)}")
@@ -479,7 +482,7 @@ def has_unknown_classes(candidate: LearnedState, champion: LearnedState) -> bool
 
 
 def check_same_rows(candidate: Predictions, champion: Predictions) -> None:
-    """Raises ConfigError if the predictions of two models are not of the same rows."""
+    """Raises ConfigError if the predictions of two models are for different rows."""
     column = next((each for each in (ROW, FILE) if candidate.has(each) and champion.has(each)), None)
     if column is None or len(candidate.table) != len(champion.table):
         return

@@ -1,4 +1,4 @@
-"""The learning curves of a run: read from its events, and drawn."""
+"""Reads the learning curves of a run from its events and draws them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from scaleflow.interfaces.formatting import OF_STEPS, format_number
 from scaleflow.pages.charts import Chart, Drawing
 from scaleflow.runs import EventReader
 
-#: The most points of the curve of a value of single steps.
+#: Maximum of points on the curve of a value that is logged every few steps.
 MAX_POINTS = 200
 
-#: The most metrics that are drawn.
+#: Maximum of metrics that are drawn.
 MAX_METRICS = 4
 
 Points = Sequence[tuple[float, float]]
 
 
 def read_curves(events: Path) -> tuple[Mapping[str, Points], str]:
-    """Returns points (epoch, value) of the metrics of training and validation, and "epoch".
+    """Returns the points (epoch, value) of training and validation metrics, and "epoch".
 
-    A run of one epoch has those of its calls, by step.
+    For a run of at most one epoch, returns the points (step, value) logged within the epoch, and "step".
     """
     calls: dict[str, list[tuple[float, float]]] = {}
     epochs: dict[str, list[tuple[float, float]]] = {}
@@ -50,11 +50,11 @@ def read_curves(events: Path) -> tuple[Mapping[str, Points], str]:
 
 
 def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawing]:
-    """Draws the metrics of training and validation, the loss first, and the learning rate and the gradients' norm.
+    """Draws the metrics of training and validation (the loss first), the learning rate and the norm of the gradients.
 
     Args:
         curves: points by the name of the metric: `train/loss`, `val/loss`, `train/learning_rate`.
-        unit: what their first numbers count.
+        unit: unit of the x axis.
     """
     metrics = [name.removeprefix("train/") for name in curves if name.startswith("train/") and name not in OF_STEPS]
     metrics.sort(key=lambda name: (name != "loss", f"val/{name}" not in curves))
@@ -70,7 +70,7 @@ def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawin
 
 
 def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | None:
-    """Draws lines by name, the second one dashed; None if one of them has less than two points."""
+    """Draws lines by name, the second one dashed. Returns None if a line has fewer than two points."""
     known = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
     if any(len(points) < 2 for points in known.values()):
         return None

@@ -6,7 +6,7 @@ from scaleflow.interfaces.features import Feature
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the report of a test shows besides the figures."""
+    """What the report of a test shows in addition to the metrics."""
 
     slices: list[str] | None = None
     worst: int = field(default=24, metadata={"at_least": 0, "at_most": 1000})

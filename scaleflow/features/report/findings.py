@@ -1,7 +1,7 @@
-"""Findings: what a user should know first, each with its figure and the rule behind it.
+"""Findings: what a user should know first, each with its number and the rule behind it.
 
-The thresholds are those of skore's checks where it has one: an overfit gap of max(0.03, 10 %), a baseline within
-max(0.01, 3 %), one column within max(0.03, 10 %) of the model, an importance below 1e-3.
+Thresholds are those of skore's checks if it has one: an overfit gap of max(0.03, 10 %), a baseline within max(0.01, 3
+%), one column within max(0.03, 10 %) of the model, an importance below 1e-3.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,58 +16,58 @@ from scaleflow.interfaces import is_smaller_better, name_metric
 from scaleflow.interfaces.figure import Figure, describe_figure
 from scaleflow.interfaces.formatting import format_number, join_first
 
-#: Above this, probabilities are wrong by so much that decisions suffer.
+#: Above this calibration error, probabilities mislead decisions.
 MAX_CALIBRATION_ERROR = 0.05
 
-#: The least number of labels that are suspected, and their least share.
+#: Suspected labels are reported from this number and this share on.
 MIN_SUSPECTS = 5
 MIN_SUSPECT_SHARE = 0.02
 
-#: The gap between training and test from which on a model is overfit; of errors only the share counts.
+#: A model is overfit from this gap between training and test on. For errors only the share counts.
 MIN_OVERFIT_GAP = 0.03
 MIN_OVERFIT_SHARE = 0.1
 
-#: The least gain over the baseline; of errors only the share counts.
+#: Minimum gain over the baseline. For errors only the share counts.
 MIN_BASELINE_GAIN = 0.01
 MIN_BASELINE_SHARE = 0.03
 
-#: The share of a constant's loss (log loss, or squared error) that a model has to save to be better, whatever its
-#: accuracy: if one class is rare, or classes have weights, the accuracy of a useful model may be that of a constant.
+#: A model is better than a constant if it saves this share of the constant's loss (log loss or squared error). Accuracy
+#: alone does not show that: with a rare class, or class weights, a useful model may be as accurate as a constant.
 MIN_LOSS_GAIN = 0.03
 
-#: One column tells as much as the model if it is so close; of errors only the share counts.
+#: One column predicts as well as the model if it is this close. For errors only the share counts.
 COLUMN_GAP = 0.03
 COLUMN_SHARE = 0.1
 
-#: F1 at the usual threshold is judged by so many examples of the class; another threshold has to gain so much.
+#: F1 is judged from MIN_POSITIVES examples of the class on. Another threshold must gain MIN_F1_GAIN, and this share.
 MIN_POSITIVES = 50
 MIN_F1_GAIN = 0.1
 
-#: Another threshold has to save this share of the cost at the usual one.
+#: Another threshold must save this share of the cost at the usual threshold.
 MIN_SAVING = 0.1
 
-#: The most findings of a rule that are named one by one.
+#: Maximum of findings of one rule that are listed.
 MAX_NAMED = 3
 
-#: The most columns that a finding names.
+#: Maximum of columns that a finding names.
 MAX_COLUMNS = 10
 
-#: Metrics that compare training, test and baseline, the first that an output has.
+#: Metrics for comparing training, test and baseline. The first one that an output has is used.
 COMPARED = ("accuracy", "mae")
 
 
 @dataclass(frozen=True)
 class KnownOfRun:
-    """What is known of the run besides its predictions.
+    """Facts about a run in addition to its predictions.
 
     Attributes:
-        train: the metrics of the training split, by the name of the metric: `accuracy`, `price/mae`.
-        together: findings about the data, of rows that belong together: the figures are too good.
+        train: metrics of the training split, by name: `accuracy`, `price/mae`.
+        together: findings about rows that belong together: then metrics are too optimistic.
         doubts: texts about the model by the rule that found them: BatchNorm, frozen layers.
-        columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
-        mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
-            with its share.
-        curves: the points of metrics and of the learning rate during the training; `curve_unit` is what they count.
+        columns: a row per input column: its `importance`, and how good it is `alone`; empty if not measured.
+        mattered: what mattered in an example, by its index: a grid of shares for a picture, or (word, share) for a
+            text.
+        curves: points of metrics and of the learning rate during training. `curve_unit` is the unit of x.
     """
 
     train: Mapping[str, float] = field(default_factory=dict)
@@ -82,10 +82,10 @@ class KnownOfRun:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user should know."""
+    """A fact that the user should know."""
 
     rule: str
-    text: str  # what was found, with its figure
+    text: str  # the finding, with its number
     because: str  # the rule in words, with its threshold
 
 
@@ -95,9 +95,9 @@ def find_all(
     context: KnownOfRun,
     is_calibrated: bool = False,
 ) -> list[Finding]:
-    """Returns all findings: outputs that are no numbers first, then those about the data and the model as a whole.
+    """Returns all findings: outputs that are not numbers first, then the data, the model, and each output.
 
-    `is_calibrated` says that the validation rows have decided about a calibration.
+    `is_calibrated`: whether validation rows were used to calibrate the probabilities.
     """
     found = [finding for analysis in analyses for finding in judge_finite(analysis)]
     found += [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
@@ -112,7 +112,7 @@ def find_all(
 
 
 def judge_slices(slices: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Names the first weak slices, and says how many more there are."""
+    """Yields the first weak slices, then their remaining number."""
     weak = [row for row in slices if row["is_weak"]]
     for row in weak[:MAX_NAMED]:
         metric = name_metric(row["output"], row["metric"])
@@ -127,12 +127,12 @@ def judge_slices(slices: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def add_name(analysis: OutputAnalysis, text: str) -> str:
-    """Returns a text about an output, which names it if there are several."""
+    """Returns a text about an output. It begins with the output's name if there are several."""
     return f"{analysis.name}: {text}" if analysis.name else text
 
 
 def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
-    """Judges whether the model answers with numbers at all."""
+    """Checks whether all outputs are finite."""
     count = analysis.facts.get("not_finite", 0)
     if not count:
         return
@@ -142,13 +142,13 @@ def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
 
 
 def judge_units(units: Units | None) -> Iterator[Finding]:
-    """Judges whether there are enough units for the intervals."""
+    """Checks whether there are enough units for the intervals."""
     if units is not None and units.effective < MIN_UNITS:
         yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {MIN_UNITS}")
 
 
 def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Finding]:
-    """Compares a metric with that of training, and with the baseline."""
+    """Compares a metric with its training value, and with the baseline."""
     metric = next((name for name in COMPARED if name in analysis.figures), None)
     if metric is None:
         return
@@ -171,7 +171,7 @@ def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Fi
 
 
 def is_overfit(figure: Figure, train: float, is_error: bool) -> bool:
-    """Returns whether a metric of the training is much better than the figure, and better than its whole interval."""
+    """Returns whether the training metric is much better than the test metric, and outside its interval."""
     gap = figure.value - train if is_error else train - figure.value
     needed = max(0.0 if is_error else MIN_OVERFIT_GAP, MIN_OVERFIT_SHARE * abs(train))
     is_large = gap >= needed
@@ -181,7 +181,7 @@ def is_overfit(figure: Figure, train: float, is_error: bool) -> bool:
 
 
 def judge_classes(analysis: OutputAnalysis, is_calibrated: bool) -> Iterator[Finding]:
-    """Judges the classes of an output, their probabilities and their labels."""
+    """Checks an output's classes, probabilities and labels."""
     lost = [row for row in analysis.classes if "recall" in row and row["support"] and not row["recall"].value]
     if lost:
         unit = analysis.facts.get("unit", "examples")
@@ -206,7 +206,7 @@ def judge_classes(analysis: OutputAnalysis, is_calibrated: bool) -> Iterator[Fin
 
 
 def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
-    """Judges the usual threshold of two classes, if another one was not chosen."""
+    """Checks the usual threshold of two classes, unless the run chose another one."""
     rows = {row["threshold"]: row for row in analysis.facts.get("thresholds", ())}
     if "chosen" in rows or "usual" not in rows or analysis.facts["positives"] < MIN_POSITIVES:
         return
@@ -220,7 +220,7 @@ def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
             text += f"{best['probability']:.3g}; evaluation.threshold=auto lets the validation rows choose"
             yield Finding("threshold", text, f"a gain of more than 0.1, and {MIN_POSITIVES} examples of the class")
         return
-    # The user has said how errors compare, so F1 decides nothing.
+    # The user has set the costs of errors, so F1 decides nothing.
     best = next(row for name, row in rows.items() if name.startswith("least cost"))
     if usual["cost"] - best["cost"] > MIN_SAVING * usual["cost"]:
         text = f"the cost of {positive} is {usual['cost']:.3g} at 0.5, and down to {best['cost']:.3g} at "
@@ -230,7 +230,7 @@ def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
 
 
 def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Judges the columns that the model takes."""
+    """Checks the columns that the model uses."""
     score = analysis.figures.get(analysis.measure, Figure(np.nan)).value
     allowed = max(0.0 if analysis.is_error else COLUMN_GAP, COLUMN_SHARE * abs(score))
     for row in columns:

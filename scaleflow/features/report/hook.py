@@ -1,4 +1,4 @@
-"""Makes the report of a test: asks the model when it is tested, and makes the page while it is exported."""
+"""Makes the report of a test: queries the model during the test, and makes the page during the export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, TrainedR
 from scaleflow.runs import RunFolder
 from scaleflow.worker.failures import guard
 
-#: The modules that a report needs at its end.
+#: Modules that the report needs at the end of a run.
 NEEDED_MODULES = ("scaleflow.features.report.page", "PIL.PngImagePlugin")
 
 
@@ -35,12 +35,12 @@ class ReportHook(WorkerHook):
             self._read_slices = split.rows.open_columns(columns, "evaluation.slices")
 
     def at_ready(self, run: TrainedRun) -> None:
-        """Imports the modules of a report in the background while the run trains, so that its end need not wait."""
+        """Imports the report's modules in the background during training, so that the end of the run need not wait."""
         if self._has_test and run.is_chief:
             threading.Thread(target=import_needed, name="import", daemon=True).start()
 
     def after_test(self, kept: KeptPredictions) -> None:
-        """Asks the model what it uses, and starts the report."""
+        """Measures what the model uses, and starts the report."""
         from scaleflow.features.report.findings import KnownOfRun
 
         if self._read_slices is not None:
@@ -59,7 +59,7 @@ class ReportHook(WorkerHook):
         self._thread.start()
 
     def finish_test(self) -> None:
-        """Waits for the report, and reports its files."""
+        """Waits for the report and announces its files."""
         if self._thread is not None:
             self._thread.finish()
 
@@ -71,9 +71,9 @@ def import_needed() -> None:
 
 
 def ask_model(kept: KeptPredictions) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """Returns the importance of columns, and with `evaluation=full` what mattered in the worst mistakes.
+    """Returns the importance of columns and, with `evaluation=full`, what mattered in the worst mistakes.
 
-    Both are empty for a model that was not just trained.
+    Both are empty for a model that this run did not train.
     """
     from scaleflow.features.report.importance import list_columns, measure_columns
     from scaleflow.features.report.occlusion import explain_mistakes

@@ -1,4 +1,4 @@
-"""Measures how much a model uses each column of a table: permutation importance, within `evaluation.seconds`."""
+"""Measures how much a model uses each column of a table (permutation importance), within `evaluation.seconds`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: How often each column is permuted, if there is time.
+#: Number of permutations of each column, if time allows.
 REPEATS = 5
 
-#: A column is unused if the whole interval of its importance is within this share of what a constant loses.
+#: A column is unused if the interval of its importance is within this share of a constant's loss.
 USELESS_SHARE = 0.01
 
-#: A column tells something about the target if it alone is better than a constant by this much, and by this share.
+#: A column predicts the target if it alone beats a constant by this much, and by this share.
 MIN_ACCURACY_GAIN = 0.01
 MIN_GAIN_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Where a column of a table is in the inputs."""
+    """The position of a table's column in the inputs."""
 
-    input: str  # the name of the input
-    place: int | None  # in the last axis of the input; None: the input is the column
+    input: str  # name of the input
+    place: int | None  # index in the input's last axis; None: the input is the column
 
     def read(self, inputs: Any) -> Array:
         """Returns the values of the column, [n]."""
@@ -41,7 +41,7 @@ class TableColumn:
         return values if self.place is None else values[:, self.place]
 
     def permute(self, inputs: Any, order: Array) -> Any:
-        """Returns inputs with this column in another order."""
+        """Returns the inputs with this column reordered."""
 
         def change(name: str, values: Any) -> Any:
             if name != self.input:
@@ -57,16 +57,16 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Sample:
-    """Examples on which columns are permuted, [n]; each has a target."""
+    """The examples for permuting columns, [n]. Each has a target."""
 
-    rows: Array  # of the table of predictions
-    raw: Any  # inputs as they are read
+    rows: Array  # indices in the table of predictions
+    raw: Any  # inputs before preprocessing
     target: Array
-    has_target: Array  # which labels or values of each example have one, [n, k]
+    has_target: Array  # which labels or values have a target, [n, k]
 
 
 def list_columns(inputs: Any) -> dict[str, TableColumn]:
-    """Returns the columns of a table by their names; empty if the inputs are no table."""
+    """Returns the columns of a table by name; empty if the inputs are not a table."""
     from scaleflow.dataset.column_kinds import list_input_columns
 
     named: Mapping[str, Inputs] = name_leaves(inputs)
@@ -83,13 +83,13 @@ def list_columns(inputs: Any) -> dict[str, TableColumn]:
 
 
 def measure_columns(kept: KeptPredictions) -> list[dict[str, Any]]:
-    """Returns a row for each column of a table, the most important first; empty if the inputs are none.
+    """Measures the importance of each column of a table; empty for other inputs.
 
-    It uses `evaluation.importance` examples, and permutes no further column after `evaluation.seconds`.
+    Uses `evaluation.importance` examples. After `evaluation.seconds` it permutes no further column.
 
     Returns:
-        Rows with `column`, its `importance`, the `measure` of that, whether it `is_useless`, how good a model of the
-        column `alone` is, and whether it alone `tells` anything.
+        Rows, the most important first, with `column`, its `importance`, the importance's `measure`, whether it
+        `is_useless`, how good a model of the column `alone` is, and whether the column alone `tells` anything.
     """
     import numpy as np
 
@@ -122,7 +122,9 @@ def measure_columns(kept: KeptPredictions) -> list[dict[str, Any]]:
 
 
 def draw_sample(kept: KeptPredictions, name: str, described: Outputs) -> Sample | None:
-    """Reads `evaluation.importance` examples with a target of an output; None if there are none."""
+    """Reads `evaluation.importance` examples with a target of an output, or returns None if there are no
+    such examples.
+    """
     import numpy as np
 
     from scaleflow.evaluation.collector import EXAMPLE
@@ -146,9 +148,9 @@ def draw_sample(kept: KeptPredictions, name: str, described: Outputs) -> Sample 
 def measure_losses(
     kept: KeptPredictions, columns: Mapping[str, TableColumn], sample: Sample, name: str, described: Outputs
 ) -> dict[str, list[Array]]:
-    """Returns how much worse the output `name` is for each example if a column is permuted, [n] for each permutation.
+    """Returns the loss of output `name` from permuting each column: per permutation the losses of all examples, [n].
 
-    There are fewer permutations if the time is over.
+    When the time is over, the remaining permutations are left out.
     """
     import numpy as np
 
@@ -186,12 +188,13 @@ def score_alone(values: Array, target: Array, described: Outputs, weights: Array
 
 
 def score_outputs(described: Outputs, target: Array, outputs: Array, has_target: Array | None = None) -> Array:
-    """Returns how good outputs are, [n]: minus the log loss, the mean over labels, or minus the absolute error.
+    """Returns a score of each example's outputs, [n]: minus the log loss (mean over labels), or minus the absolute
+    error.
 
-    Not whether they are right: if one class is rare, a useful model may always predict the other one.
+    Accuracy would not do: with a rare class, a useful model may always predict the other one.
 
     Args:
-        has_target: which labels or values of each example have a target, [n, k], at least one; None: all.
+        has_target: which labels or values of each example have a target, [n, k], at least one each; None: all.
     """
     import numpy as np
 
@@ -213,9 +216,9 @@ def score_outputs(described: Outputs, target: Array, outputs: Array, has_target:
 def measure_constant(
     described: Outputs, target: Array, weights: Array, has_target: Array | None = None
 ) -> tuple[str, float]:
-    """Returns the measure of an importance, and how much of it the best constant loses, by the weights [n].
+    """Returns the measure of importance, and the weighted loss of the best constant in this measure.
 
-    `has_target` is as for `score_outputs`.
+    `has_target` is as for `score_outputs`. `weights` are [n].
     """
     import numpy as np
 
@@ -229,7 +232,7 @@ def measure_constant(
 
 
 def lose_with_median(target: Array, used: Array, weights: Array) -> float:
-    """Returns the mean absolute error of the median of each value, [n, k]."""
+    """Returns the mean absolute error of predicting the median of each value, [n, k]."""
     import numpy as np
 
     middle = np.zeros(target.shape[1])
@@ -242,7 +245,7 @@ def lose_with_median(target: Array, used: Array, weights: Array) -> float:
 
 
 def lose_with_class_shares(target: Array, weights: Array) -> float:
-    """Returns the log loss of the share of each class, [n, 1]."""
+    """Returns the log loss of predicting the share of each class, [n, 1]."""
     import numpy as np
 
     _, classes = np.unique(target, return_inverse=True)
@@ -252,7 +255,7 @@ def lose_with_class_shares(target: Array, weights: Array) -> float:
 
 
 def lose_with_label_shares(target: Array, used: Array, weights: Array) -> float:
-    """Returns the mean log loss of the share of each label, [n, k]."""
+    """Returns the mean log loss of predicting the share of each label, [n, k]."""
     import numpy as np
 
     weights_of = weights[:, None] * used

@@ -1,4 +1,6 @@
-"""What the report does in the launcher: the last lines of a run, and the report of all folds of a sweep's best job."""
+"""The report's work in the launcher: findings at the end of a run, and the report over the folds of a sweep's
+best job.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from scaleflow.features.report.names import FINDINGS, REPORT
 from scaleflow.interfaces.hooks import KeptPredictions, LauncherHook
 from scaleflow.runs import RunFolder
 
-#: The most findings that the last lines name.
+#: Maximum of findings in the summary of a run.
 MAX_FINDINGS = 5
 
 
 class ReportFollower(LauncherHook):
-    """Names the findings of a run, and makes the report of folds."""
+    """Shows a run's findings, and makes the report of folds."""
 
     def describe_end(self) -> Sequence[tuple[str, str]]:
-        """Returns rows with the first findings of the run's report, and where the report is; none without a report."""
+        """Returns summary rows with the first findings and the path of the report; empty without a report."""
         folder = RunFolder(self.run.folder).evaluation
         try:
             findings = json.loads((folder / FINDINGS).read_text())
@@ -33,7 +35,7 @@ class ReportFollower(LauncherHook):
         return [*rows, ("report", os.path.relpath(folder / REPORT))]
 
     def after_folds(self, kept: KeptPredictions) -> Sequence[Path]:
-        """Makes the report of the predictions of all folds, and returns its files."""
+        """Makes the report of the predictions of all folds and returns its files."""
         from scaleflow.features.report.findings import KnownOfRun
         from scaleflow.features.report.page import make_report
         from scaleflow.features.report.sections import make_added_sections

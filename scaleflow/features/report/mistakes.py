@@ -1,4 +1,4 @@
-"""The mistakes of a model: which ones a report shows, their inputs, and what mattered in them."""
+"""The mistakes in a report: which ones it shows, their inputs, and what mattered in them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from scaleflow.interfaces.hooks import ExampleReader
 from scaleflow.pages.html import make_table, shorten_value
 from scaleflow.pages.pictures import IN_A_ROW, SIDE, draw_sheet, to_data_address
 
-#: The most rows of a table in the page; the files have all.
+#: Maximum of rows in a table of the page. The files have all rows.
 MAX_SHOWN = 40
 
-#: The file of the mistakes.
+#: File with the mistakes.
 MISTAKES = "mistakes.csv"
 
-#: What tells an example from others.
+#: Columns that identify an example.
 IDENTITY = (EXAMPLE, FILE, ROW, ID)
 
-#: What a mistake shows of each output, besides the columns of several targets and predictions.
+#: Columns of each output that a mistake shows, in addition to the columns of several targets and predictions.
 SHOWN_COLUMNS = (
     "prediction",
     "probability",
@@ -37,10 +37,10 @@ SHOWN_COLUMNS = (
     "target_probability",
 )
 
-#: What stands below the picture of a mistake.
+#: Columns in the caption of a mistake's picture.
 CAPTION_COLUMNS = ("target", "prediction", "probability", "error", "correct", "loss")
 
-#: How bright a part of a picture is that did not matter.
+#: Brightness of a part of a picture that did not matter.
 MIN_BRIGHTNESS = 0.15
 
 Row = dict[str, Any]
@@ -48,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 
 def list_mistakes(predictions: Predictions, analysis: OutputAnalysis, most: int) -> list[Row]:
-    """Returns a row for each of the worst mistakes, and of the labels that are probably wrong, which come first."""
+    """Returns a row for each label that is probably wrong, then for each of the worst mistakes, `most` of each."""
     suspects = analysis.suspects[:most].tolist()
     worst = [place for place in analysis.worst[:most] if place not in set(suspects)]
     places = [*suspects, *worst]
@@ -69,7 +69,10 @@ def list_mistakes(predictions: Predictions, analysis: OutputAnalysis, most: int)
 
 
 def is_shown(name: str, output: str) -> bool:
-    """Returns whether a column of an output is shown with its mistakes: not the probabilities of all classes."""
+    """Returns whether a table of mistakes shows a column of an output.
+
+    It leaves out the probabilities of all classes.
+    """
     start = name_column(output, "")
     if not name.startswith(start) or (not output and name in IDENTITY):
         return False
@@ -80,7 +83,10 @@ def is_shown(name: str, output: str) -> bool:
 
 
 def add_inputs(rows: Sequence[Row], reader: ExampleReader) -> bytes | None:
-    """Adds raw inputs with one value to rows. Returns a contact sheet of their pictures, PNG; None without any."""
+    """Adds each row's raw inputs with a single value.
+
+    Returns a PNG with the pictures of the rows, or None without pictures.
+    """
     if not rows:
         return None
     examples = np.unique([row[EXAMPLE] for row in rows])
@@ -116,7 +122,7 @@ def show_mistakes(rows: Sequence[Row], pictures: bytes | None) -> list[str]:
 
 
 def show_picture(row: Row) -> str:
-    """Returns the picture of a mistake, with what the model answered."""
+    """Returns the picture of a mistake with its caption."""
     down, across = divmod(row["picture"], IN_A_ROW)
     where = " ".join(str(row[name]) for name in (ID, FILE, ROW) if row.get(name) is not None)
     words = [row["output"]] if row["output"] else []
@@ -132,7 +138,7 @@ def show_picture(row: Row) -> str:
 
 
 def describe_rest(rows: Sequence[Row], file: str) -> str:
-    """Returns a line that says where all rows of a table are; empty without rows."""
+    """Returns a line that names the file with all rows; empty without rows."""
     if not rows:
         return ""
     more = f"The first {MAX_SHOWN} of {len(rows):,}. " if len(rows) > MAX_SHOWN else ""
@@ -140,9 +146,9 @@ def describe_rest(rows: Sequence[Row], file: str) -> str:
 
 
 def show_mattered(mattered: Mapping[int, Any], reader: ExampleReader) -> str:
-    """Returns pictures whose parts that did not matter are dark, or texts whose words that did are marked.
+    """Returns pictures with dark parts that did not matter, or texts with marked words that did.
 
-    `mattered` is what `explain_mistakes` returns.
+    `mattered` is the result of `explain_mistakes`.
     """
     if not mattered:
         return ""
@@ -162,7 +168,7 @@ def show_mattered(mattered: Mapping[int, Any], reader: ExampleReader) -> str:
 
 
 def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
-    """Returns pictures whose parts are the darker, the less they mattered."""
+    """Returns pictures whose parts are darker the less they mattered."""
     dimmed = []
     for picture, grid in zip(pictures, grids, strict=True):
         height, width = picture.shape[:2]
@@ -174,7 +180,7 @@ def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
 
 
 def mark_word(word: str, share: float) -> str:
-    """Returns a word in HTML that is the bolder, the more it mattered."""
+    """Returns a word in HTML that is bolder the more it mattered."""
     weight = 400 + 100 * round(5 * share)
     line = "underline" if share > 0.5 else "none"
     return f'<span style="font-weight:{weight};text-decoration:{line}" title="{share:.2f}">{escape(word)}</span>'

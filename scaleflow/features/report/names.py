@@ -1,4 +1,4 @@
-"""The names of the files of a report that others read."""
+"""Names of report files that other modules read."""
 
 #: The page.
 REPORT = "report.html"

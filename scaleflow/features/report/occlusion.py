@@ -1,4 +1,4 @@
-"""Finds the parts of pictures, and the words of texts, that mattered in the worst mistakes, for `evaluation=full`."""
+"""Finds the parts of pictures and the words of texts that mattered in the worst mistakes, for `evaluation=full`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def explain_mistakes(kept: KeptPredictions) -> dict[int, Any]:
-    """Returns what mattered in the pictures or texts of the worst mistakes, by the place of the example in the split.
+    """Returns what mattered in the pictures or texts of the worst mistakes, by the example's index in the split.
 
-    A part matters as much as its loss takes from the probability of the prediction (occlusion, Zeiler and Fergus 2014).
+    A part matters as much as covering it lowers the probability of the prediction (occlusion, Zeiler and Fergus 2014).
     After `evaluation.seconds` no further example is explained.
 
     Returns:
-        For a picture [GRID, GRID] shares of 1; for a text (word, share) in its order. Empty if there are no classes.
+        For a picture [GRID, GRID] shares of 1. For a text a list of (word, share) in order. Empty without classes.
     """
     import numpy as np
 
@@ -48,14 +48,14 @@ def explain_mistakes(kept: KeptPredictions) -> dict[int, Any]:
             break
         one = map_named(lambda _, values, n=n: values[n : n + 1], raw)  # type: ignore[misc]
         words, variants = occlude(name_leaves(one)[key][0], is_picture)
-        if len(variants) > 1:  # otherwise it is a text without words
+        if len(variants) > 1:  # otherwise a text without words
             shares = measure_parts(kept, one, key, variants, name, described)
             found[int(example)] = shape_shares(words, shares)
     return found
 
 
 def find_explained_input(inputs: Any) -> str | None:
-    """Returns the name of the first input that is a picture or a text; None if there is none."""
+    """Returns the name of the first input that is a picture or a text, or None."""
     for name, described in name_leaves(inputs).items():
         if has_pixels(described) or described.dtype == "string":
             return name
@@ -65,12 +65,12 @@ def find_explained_input(inputs: Any) -> str | None:
 def measure_parts(
     kept: KeptPredictions, one: Any, key: str, variants: list[Any], name: str, described: Outputs
 ) -> Array:
-    """Returns how much each part of an input mattered for the prediction, [parts]: shares of the largest loss.
+    """Returns how much each part of an input mattered for the prediction, [parts], as a share of the largest loss.
 
     Args:
-        one: the raw inputs of one example, [1, ...] each.
-        key: the input, of which `variants` has the whole value, and then copies that each lack a part.
-        name: of the output.
+        one: raw inputs of one example, [1, ...] each.
+        key: name of the input. `variants` has its whole value, then a copy without each part.
+        name: name of the output.
     """
     import numpy as np
 
@@ -94,7 +94,7 @@ def measure_parts(
 
 
 def shape_shares(words: list[str], shares: Array) -> Any:
-    """Returns the shares as `explain_mistakes` does: with the words of a text, or as the grid of a picture."""
+    """Returns the shares with the words of a text, or as the grid of a picture."""
     from scaleflow.serving.reasons import GRID
 
     if words:
@@ -103,7 +103,7 @@ def shape_shares(words: list[str], shares: Array) -> Any:
 
 
 def occlude(value: Any, is_picture: bool) -> tuple[list[str], list[Any]]:
-    """Returns the first words of a text, none of a picture; and the value, and copies of it that each lack a part."""
+    """Returns a text's first words (none for a picture), and the value followed by a copy without each part."""
     from scaleflow.serving.cells import decode_text
     from scaleflow.serving.reasons import GRID, MAX_WORDS, cover_part, drop_word
 

@@ -1,4 +1,4 @@
-"""Makes the report of kept predictions: one HTML page that loads nothing, and its tables and charts as files."""
+"""Makes the report of kept predictions: a self-contained HTML page, with its tables and charts as files."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from scaleflow.pages.files import to_csv, write_files
 from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table
 from scaleflow.runs import RunFolder
 
-#: The most examples whose inputs are read to divide them into slices: of more, the first ones that are kept.
+#: Maximum of examples, the first ones, whose inputs are read to divide them into slices.
 MAX_READ = 100_000
 
-#: The tables, besides that of mistakes.
+#: Tables, in addition to the mistakes.
 PER_CLASS = "per_class.csv"
 SLICES = "slices.csv"
 IMPORTANCE = "importance.csv"
 
-#: The contact sheet of mistakes, and the folder of the charts.
+#: Contact sheet of mistakes, and folder of charts.
 PICTURES = "mistakes.png"
 CHARTS = "charts"
 
@@ -56,20 +56,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was made of predictions."""
+    """The result of making a report."""
 
     findings: Sequence[Finding]  # the most important first
-    files: Sequence[Path]  # all files that were written, relative to the folder
+    files: Sequence[Path]  # all files written, relative to the folder
 
 
 def make_report(kept: KeptPredictions, known: KnownOfRun, more: Sequence[str] = ()) -> ModelReport:
-    """Makes the report in the folder of the evaluation.
+    """Makes the report in the evaluation's folder.
 
     Args:
-        known: what is known of the run besides.
-        more: sections in HTML that stand at the end.
+        known: further facts about the run.
+        more: HTML sections to add at the end.
 
-    Raises OSError if a file cannot be written. Raises also what the computation of the figures raised.
+    Raises OSError if a file cannot be written, and errors from computing the analysis.
     """
     predictions = kept.predictions
     analysis = kept.analyse()
@@ -123,7 +123,7 @@ def list_findings(
 def list_slices(
     predictions: Predictions, outputs: Sequence[OutputAnalysis], reader: ExampleReader, count: int
 ) -> list[Row]:
-    """Returns the slices of all outputs, the weak ones first; with a `count` of 0 without intervals."""
+    """Returns the slices of all outputs, the weak ones first. With `count` 0 they have no intervals."""
     read = np.arange(min(len(predictions.table), MAX_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
     sliced = [name_decided(output) for output in outputs]
@@ -135,18 +135,18 @@ def list_slices(
 
 
 def name_decided(output: OutputAnalysis) -> OutputAnalysis:
-    """Returns an analysis whose measure has the name of its figure: at a threshold, if one was chosen."""
+    """Renames the measure of an analysis to `..._at_threshold` if a threshold was chosen."""
     name = f"{output.measure}_at_threshold"
     return replace(output, measure=name) if name in output.figures else output
 
 
 def take_coverage(output: OutputAnalysis) -> OutputAnalysis:
-    """Returns an analysis of how often intervals, or sets, hold the target."""
+    """Returns an analysis of how often intervals or sets contain the target."""
     return replace(output, scores=output.facts["covered"], measure="coverage")
 
 
 def describe_examples(predictions: Predictions, outputs: Sequence[OutputAnalysis], options: EvaluationOptions) -> str:
-    """Returns a line that says what the figures are of."""
+    """Returns a line that says which examples the numbers cover."""
     kept = f"{len(predictions.table):,}"
     of = f"a fixed sample of {kept} of the {predictions.examples:,}" if predictions.is_sample else f"all {kept}"
     weighted = ", weighted" if predictions.weights() is not None else ""
@@ -166,7 +166,7 @@ def add_prefix(output: OutputAnalysis, name: str) -> str:
 
 
 def make_output_sections(output: OutputAnalysis) -> str:
-    """Returns the sections of one output: its metrics, and its charts."""
+    """Returns the sections of one output: metrics and charts."""
     label = f"{output.name}: " if output.name else ""
     tables = {
         "": [{"metric": name, "value": figure} for name, figure in output.figures.items()],
@@ -187,7 +187,7 @@ def make_output_sections(output: OutputAnalysis) -> str:
 
 
 def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the importance of columns as bars, and how much each tells alone; empty if there are none."""
+    """Returns the importance of columns as bars, and how well each predicts alone; empty if none was measured."""
     shown = [row for row in columns if not math.isnan(row["importance"].value)][:MAX_SHOWN]
     if not shown:
         return ""
@@ -202,7 +202,7 @@ def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show_slices(slices: Sequence[Row]) -> list[Row]:
-    """Returns the first slices as the page shows them."""
+    """Returns the first slices as rows of the page."""
     shown = []
     for row in slices[:MAX_SHOWN]:
         line = {name: row[name] for name in ("output", "column", "slice", "examples", "share", "metric")}

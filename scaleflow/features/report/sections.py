@@ -1,4 +1,4 @@
-"""The sections that other features add to the report."""
+"""Sections that other features add to the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scaleflow.pages.html import compose_section, make_table
 
 
 def make_added_sections(kept: KeptPredictions, tell: Callable[[str], None]) -> list[str]:
-    """Returns the sections of features in HTML. An error in one of them is told with the name of the feature."""
+    """Returns the sections of features in HTML. If one fails, calls `tell` with the feature's name and the error."""
     made: list[str] = []
     for feature in list_features().values():
         with guard_extra(f"the sections of the feature {feature.name} in the report", tell):

@@ -1,4 +1,4 @@
-"""Slices on which a model is weak."""
+"""Finds slices with weak results."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from scaleflow.evaluation.outputs import OutputAnalysis
     from scaleflow.evaluation.predictions import Predictions
 
-#: The fewest examples of a slice. TensorFlow Model Analysis has such a limit, too.
+#: Minimum of examples in a slice. TensorFlow Model Analysis has a similar limit.
 MIN_EXAMPLES = 30
 
-#: The most different numbers, or texts, of a column that are slices themselves; a column with more is divided by
+#: A column with at most this many distinct numbers, or texts, has a slice for each. Other columns are divided by
 #: quantiles, or by length.
 MAX_NUMBERS = 10
 MAX_TEXTS = 50
 
 QUANTILES = (0.2, 0.4, 0.6, 0.8)
 
-#: A slice is weak if it is worse than all examples by so much, and by so large a share (as skore's checks).
+#: A slice is weak if it is worse than all examples by this much, and by this share (as in skore's checks).
 MIN_GAP = 0.03
 MIN_GAP_SHARE = 0.10
 
-#: The probability that any slice of a model without weak ones counts as weak.
+#: Probability that a model without weak slices gets one by chance.
 ERROR = 0.05
 
-#: The most slices with an interval: the worst ones.
+#: Maximum of slices with an interval, the worst ones.
 MAX_INTERVALS = 100
 
 Array = np.ndarray[Any, Any]
@@ -44,14 +44,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Slice:
-    """Examples that have something in common."""
+    """Examples with a common value, or range, of a column."""
 
     column: str
-    label: str  # the value or the range of the column
-    places: Array  # in the scores of the analysis
-    share: float  # of the examples whose column is known
-    value: float  # the mean of their scores
-    excess: float  # how much worse that is than the mean of all; negative if it is better
+    label: str  # value or range of the column
+    places: Array  # indices in the analysis's scores
+    share: float  # among examples whose column is known
+    value: float  # mean of their scores
+    excess: float  # how much worse this is than the overall mean; negative: better
 
 
 def find_slices(
@@ -60,9 +60,9 @@ def find_slices(
     """Returns the slices of an output with enough examples, the weakest first.
 
     Args:
-        columns: what divides the examples, by name: texts or numbers, [m].
-        read: the rows of the table of predictions that the columns are of, ascending, [m].
-        count: `evaluation.intervals`; 0: slices have no intervals.
+        columns: columns that divide the examples, by name: texts or numbers, [m].
+        read: rows of the table of predictions that the columns belong to, ascending, [m].
+        count: `evaluation.intervals`; 0: no intervals.
 
     Returns:
         Rows with `output`, `column`, `slice`, `examples`, `share`, `metric`, `value`, `low`, `high`, `difference` from
@@ -107,11 +107,11 @@ def find_slices(
 def divide_examples(
     analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, weights: Array, mean: float
 ) -> list[Slice]:
-    """Returns the slices with enough examples, the weakest first. The arguments are as for `find_slices`.
+    """Returns the slices with enough examples, the weakest first. Other arguments are as for `find_slices`.
 
     Args:
-        weights: of the scores, [n].
-        mean: of all scores.
+        weights: weights of the scores, [n].
+        mean: mean of all scores.
     """
     scores = analysis.scores
     _, known, in_columns = np.intersect1d(analysis.rows, read, assume_unique=True, return_indices=True)
@@ -132,11 +132,11 @@ def divide_examples(
 def judge_slices(
     predictions: Predictions, analysis: OutputAnalysis, slices: Sequence[Slice], weights: Array, mean: float
 ) -> list[bool]:
-    """Returns which slices are weak: worse than all examples by a gap that is large, and not by chance.
+    """Returns which slices are weak: worse than all examples by a large gap that is not chance.
 
     Args:
-        weights: of the scores, [n].
-        mean: of all scores.
+        weights: weights of the scores, [n].
+        mean: mean of all scores.
     """
     scores = analysis.scores
     units = predictions.units
@@ -147,7 +147,7 @@ def judge_slices(
     for each in slices:
         places = each.places
         error = deviation / math.sqrt(len(places))
-        if units is not None:  # of the mean of the slice, if its units are like all others
+        if units is not None:  # standard error of the slice's mean, over units
             deviations = weights[places] * (scores[places] - mean)
             sums = np.bincount(units.numbers[analysis.rows[places]], deviations)
             error = math.sqrt(float(np.square(sums).sum())) / float(weights[places].sum())
@@ -156,7 +156,7 @@ def judge_slices(
 
 
 def divide_values(values: Array) -> Iterator[tuple[str, Array]]:
-    """Yields the slices of a column: a name, and which examples are inside, [n] bool."""
+    """Yields the slices of a column: label, and which examples are inside, [n] bool."""
     if values.dtype.kind in "OSU":
         yield from divide_texts(values)
         return
@@ -173,7 +173,7 @@ def divide_values(values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def divide_ranges(numbers: Array, known: Array, unit: str) -> Iterator[tuple[str, Array]]:
-    """Yields five ranges of numbers with about as many examples each."""
+    """Yields five ranges of numbers with about the same number of examples."""
     ends = [-math.inf, *np.unique(np.quantile(known, QUANTILES)), math.inf]
     for low, high in pairwise(ends):
         parts = [f"above {format_number(low)}" if low > -math.inf else "", f"up to {format_number(high)}"]
@@ -182,7 +182,7 @@ def divide_ranges(numbers: Array, known: Array, unit: str) -> Iterator[tuple[str
 
 
 def divide_texts(values: Array) -> Iterator[tuple[str, Array]]:
-    """Yields the values of a text column, or ranges of the lengths of texts."""
+    """Yields the values of a text column, or ranges of text lengths."""
     texts = np.array([decode_text(value) for value in values], object)
     distinct, places = np.unique(texts.astype(str), return_inverse=True)
     if len(distinct) > MAX_TEXTS:

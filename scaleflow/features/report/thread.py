@@ -23,8 +23,8 @@ class ReportThread(threading.Thread):
 
     Args:
         kept: the predictions.
-        known: what is known of the run besides.
-        events: the run's file of events, from which the learning curves are read; None: there are none.
+        known: further facts about the run.
+        events: the run's file of events, with the learning curves; None: no curves.
     """
 
     def __init__(self, kept: KeptPredictions, known: KnownOfRun, events: Path | None) -> None:
@@ -46,15 +46,15 @@ class ReportThread(threading.Thread):
             if self._events is not None:
                 curves, unit = read_curves(self._events)
                 known = replace(known, curves=curves, curve_unit=unit)
-            self._kept.analyse()  # what is added may use the figures
+            self._kept.analyse()  # added sections may use its results
             added = make_added_sections(self._kept, self._notes.append)
             self._report = page.make_report(self._kept, known, added)
-        except Exception as error:  # a report that cannot be made ends no run
+        except Exception as error:  # a failed report must not end the run
             traceback.print_exc()
             self._error = error
 
     def finish(self) -> None:
-        """Waits for the report, and reports its files, and what is missing in it."""
+        """Waits for the report, then announces its files, or what is missing."""
         emit = self._kept.emit
         emit(PhaseBegan("making the report"))
         self.join()
