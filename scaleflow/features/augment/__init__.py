@@ -1,1 +1,1 @@
-"""Random changes of the training examples."""
+"""Random changes to training examples."""

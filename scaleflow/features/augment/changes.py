@@ -1,4 +1,4 @@
-"""Changes a batch: the image or the text of each example, and the targets for the pixels of the image."""
+"""Changes the images or texts of a batch, and targets for pixels along with the images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scaleflow.features.augment.image_changes import (
 )
 from scaleflow.interfaces import Outputs, map_named
 
-#: Options that move pixels by a matrix: (strength, random numbers, height and width) -> what `affine` returns.
+#: Options that move pixels by a matrix: (strength, random numbers, height and width) -> the result of `affine`.
 MATRICES: Mapping[str, Callable[[float, tf.Tensor, Sequence[int]], tf.Tensor]] = {
     "rotation": rotate,
     "zoom": zoom,
@@ -39,9 +39,10 @@ MATRICES: Mapping[str, Callable[[float, tf.Tensor, Sequence[int]], tf.Tensor]] =
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed: the inputs named `image` and `text`, if there are such, and the targets for pixels.
+    """The changes for a dataset: to the inputs named `image` and `text` (None: no such input), and to the targets for
+    pixels.
 
-    `white` is the greatest value of the images, for `randaugment`.
+    `white` is the largest value of the images, for `randaugment`.
     """
 
     options: Augment
@@ -51,7 +52,7 @@ class Changes:
     white: float
 
     def change(self, inputs: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
-        """Returns a batch's inputs and targets, changed."""
+        """Returns a batch's changed inputs and targets."""
 
         def change_input(name: str, values: tf.Tensor) -> tf.Tensor:
             if name == self.text:
@@ -89,7 +90,7 @@ class Changes:
         return drop_words(words, self.options.word_dropout, drawn[0])
 
     def _change_mask(self, name: str, targets: tf.Tensor, draws: Draws) -> tf.Tensor:
-        """Moves the targets of pixels with them. Those of erased pixels are ignored, if `Outputs.ignore` is set."""
+        """Moves targets for pixels like the pixels. Targets of erased pixels are ignored if `Outputs.ignore` is set."""
         ignore = self.masks[name].ignore
         has_channels = targets.shape.rank > 3
         masks = targets if has_channels else targets[..., None]
@@ -99,7 +100,7 @@ class Changes:
         return masks if has_channels else masks[..., 0]
 
     def _move(self, images: tf.Tensor, draws: Draws, fill: int = 0, is_mask: bool = False) -> tf.Tensor:
-        """Moves the pixels of [b, h, w, c]; the same draws move an image and its mask alike."""
+        """Moves the pixels of [b, h, w, c]. With the same draws, an image and its mask move alike."""
         options = self.options
         length = batch_length(images)
         size = images.shape[1:3]

@@ -1,6 +1,6 @@
-"""The random numbers of augmentation: a pure function of the seed, the epoch and the step.
+"""The random numbers of augmentation. They depend only on the seed, the epoch and the step.
 
-They are drawn for the whole global batch, and each replica takes its rows. So the number of replicas, the training
+Numbers are drawn for the whole global batch, and each replica takes its rows. So the number of replicas, the training
 engine and a resume do not change them.
 """
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from scaleflow.features.augment.image_changes import CHOSEN
 
-#: The first of the random numbers of an example that each option uses, and their count. Each has its own seed, so that
-#: a further option changes nothing about those before. Those of a partner in a mixture are offset by `PARTNER`.
+#: First random number of each option for an example, and how many it uses. Each number has its own seed, so a new
+#: option does not change existing ones. Numbers for the partner in a mixture are offset by `PARTNER`.
 NUMBERS = {
     "flip": (0, 1),
     "crop": (1, 2),
@@ -34,19 +34,19 @@ PARTNER = 16
 
 
 class Draws:
-    """Random numbers for one part of a global batch.
+    """Random numbers for a part of a global batch.
 
     Args:
-        seed: of the run.
-        epoch, step: the position, integer scalars.
-        size: examples of the global batch.
-        first: the index in it of the part's first example, an int64 scalar.
+        seed: the run's seed.
+        epoch, step: the position in training, integer scalars.
+        size: number of examples in the global batch.
+        first: index of the part's first example in the global batch, an int64 scalar.
     """
 
     _offset = 0
 
     def __init__(self, seed: int, epoch: tf.Tensor, step: tf.Tensor, size: int, first: tf.Tensor) -> None:
-        start = tf.constant([seed, 2], tf.int64)  # other draws from the run's seed use other second numbers
+        start = tf.constant([seed, 2], tf.int64)  # other draws from the run's seed have another second number
         folded = tf.random.experimental.stateless_fold_in(start, tf.cast(epoch, tf.int64), alg="philox")
         self._seed = tf.random.experimental.stateless_fold_in(folded, tf.cast(step, tf.int64), alg="philox")
         self._size = size
@@ -59,9 +59,9 @@ class Draws:
         return other
 
     def of(self, option: str, *shape: int) -> tf.Tensor:
-        """Returns the numbers of an option for each example, [numbers, *shape] float32 in [0, 1).
+        """Returns an option's numbers for each example, [numbers, *shape] float32 in [0, 1).
 
-        The first number of `shape` is that of the examples.
+        The first number of `shape` is the number of examples.
         """
         first, count = NUMBERS[option]
         return tf.stack([self._draw(first + self._offset + number, *shape) for number in range(count)])

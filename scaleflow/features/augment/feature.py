@@ -1,4 +1,4 @@
-"""`dataset.augment`: random changes of the training examples."""
+"""`dataset.augment`: random changes to training examples."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from scaleflow.interfaces.features import Feature
 
 @dataclass(frozen=True)
 class Augment:
-    """`dataset.augment`: random changes to the training examples. Validation and test examples stay unchanged."""
+    """`dataset.augment`: random changes to training examples. Validation and test examples stay unchanged."""
 
     flip: bool = False
     crop: int = field(default=0, metadata={"at_least": 0})
@@ -28,7 +28,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class AugmentKeys:
-    """The key of `dataset` with the options of augmentation."""
+    """The key of `dataset` with the augmentation options."""
 
     augment: Augment | None = None
 

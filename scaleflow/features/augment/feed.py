@@ -1,7 +1,7 @@
-"""The training feed with augmented examples: changes of images, of their masks and of texts, mixup and cutmix.
+"""The training feed with augmented examples: changed images, masks and texts, mixup and cutmix.
 
-All random numbers are a pure function of (seed, epoch, step). They are drawn for the whole global batch, and each
-replica takes its rows. So the number of replicas, the training engine and a resume do not change the result.
+Random numbers depend only on (seed, epoch, step). They are drawn for the whole global batch, and each replica takes its
+rows. So the number of replicas, the training engine and a resume do not change the result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from scaleflow.features.augment.fitting import IMAGE_OPTIONS, MIXTURES, find_cha
 from scaleflow.features.augment.image_changes import scale_to_integers
 from scaleflow.interfaces import Arrays, Batching, Feed, InputStructure, OutputStructure
 
-#: Number of the shares of mixtures that are drawn in advance. Each example uses one of them.
+#: Number of mixture shares drawn in advance. Each example uses one of them.
 MIX_WEIGHTS = 1 << 16
 
-#: The second numbers of the seeds: of the order of partners, and of the shares of each kind of mixture.
+#: Second numbers of the seeds, for the order of partners and for the shares of each kind of mixture.
 PARTNER_SEED = 4
 SHARE_SEEDS = {"mixup": 3, "cutmix": 6}
 
@@ -31,10 +31,10 @@ SHARE_SEEDS = {"mixup": 3, "cutmix": 6}
 def augment_feed(
     feed: Any, options: Augment | None, seed: int, inputs: InputStructure, outputs: OutputStructure
 ) -> Feed:
-    """Wraps the training feed as `dataset.augment` asks for; without options it is returned unchanged.
+    """Wraps the training feed as `dataset.augment` says. Without options, returns it unchanged.
 
-    `inputs` and `outputs` describe the inputs and targets that the feed returns. Raises ConfigError if an option does
-    not apply to such inputs.
+    `inputs` and `outputs` describe the feed's inputs and targets. Raises ConfigError if an option does not apply to
+    them.
     """
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
@@ -48,9 +48,9 @@ class AugmentedFeed:
     """Changes the examples of another feed.
 
     Args:
-        changes: of the images or texts, and of the targets for pixels.
-        seed: of the run.
-        feeds: the other feed; of mixtures also that of the partners.
+        changes: changes to images, texts and targets for pixels.
+        seed: the run's seed.
+        feeds: the other feed; for mixtures also the partners' feed.
     """
 
     def __init__(self, changes: Changes, seed: int, *feeds: Any) -> None:
@@ -93,18 +93,21 @@ class AugmentedFeed:
 
     @property
     def changed_image(self) -> str | None:
-        """The name of the image input that changes; None if none does."""
+        """Name of the image input that changes, or None."""
         options = self._changes.options
         changes_images = any(getattr(options, key) for key in (*IMAGE_OPTIONS, *MIXTURES))
         return self._changes.image if changes_images else None
 
     @property
     def changed_text(self) -> str | None:
-        """The name of the text input that changes; None if none does."""
+        """Name of the text input that changes, or None."""
         return self._changes.text if self._changes.options.word_dropout else None
 
     def change_examples(self, halves: Sequence[Arrays], epoch: int) -> Any:
-        """Returns the inputs of the first half as an epoch may change them; the second has partners of mixtures."""
+        """Returns the inputs of the first half as an epoch may change them.
+
+        The second half has partners for mixtures.
+        """
         batches = []
         for half in halves[: len(self._feeds)]:
             parts = [tf.nest.map_structure(tf.constant, part) for part in half.parts]
@@ -121,15 +124,16 @@ class AugmentedFeed:
 
 
 class MixedFeed(AugmentedFeed):
-    """Mixes each example with a partner: mixup (Zhang et al. 2017, arXiv:1710.09412), which averages them, and cutmix
-    (Yun et al. 2019, arXiv:1905.04899), which pastes a rectangle of the partner's image.
+    """Mixes each example with a partner.
 
-    The partner is the example at the same position of a second shuffled order of the same epoch, so pairs do not
-    depend on how a batch is divided. Targets are mixed as well; class targets become one-hot [b, classes] float32. With
-    both options each example is mixed by one of them.
+    Mixup (Zhang et al. 2017, arXiv:1710.09412) averages the two. Cutmix (Yun et al. 2019, arXiv:1905.04899) pastes a
+    rectangle of the partner's image. With both options, each example is mixed by one of them.
+
+    The partner is the example at the same position in a second shuffled order of the epoch. So pairs do not depend on
+    how a batch is divided. Targets are mixed as well; class targets become one-hot [b, classes] float32.
 
     If examples have weights, the loss is the mixture of the two weighted losses. So a target counts by its weight, and
-    one of weight 0 does not count (`weigh_share`).
+    a target with weight 0 does not count (`weigh_share`).
     """
 
     def __init__(self, feed: Any, changes: Changes, seed: int, outputs: Any) -> None:
@@ -159,7 +163,9 @@ class MixedFeed(AugmentedFeed):
         return mixed, mixed_targets, mask, *mixed_weights
 
     def _find_shares(self, inputs: tf.Tensor, draws: Draws) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the share of each example in its mixture: in its pixels, [b] or [b, h, w, 1], and in its target."""
+        """Returns the share of each example in its mixture: in the pixels, [b] or [b, h, w, 1], and in the
+        target, [b].
+        """
         length = batch_length(inputs)
         if "cutmix" not in self._shares:
             share = self._choose_share("mixup", draws.of("mixup", length))
@@ -175,11 +181,11 @@ class MixedFeed(AugmentedFeed):
         return pixels, tf.where(is_cut, kept_share, share)
 
     def _choose_share(self, key: str, drawn: tf.Tensor) -> tf.Tensor:
-        """Returns one of the shares of a kind of mixture for each example, [b]."""
+        """Returns a share of a kind of mixture for each example, [b]."""
         return tf.gather(tf.constant(self._shares[key]), scale_to_integers(drawn[0], MIX_WEIGHTS))
 
     def _soft(self, targets: tf.Tensor) -> tf.Tensor:
-        """Returns values as they are; classes become one-hot."""
+        """Returns classes as one-hot vectors, and other targets unchanged."""
         if self._classes is None:
             return targets
         return tf.one_hot(targets, self._classes)
@@ -188,7 +194,7 @@ class MixedFeed(AugmentedFeed):
 def keep_outside(size: Sequence[int], share: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
     """Returns 0 in a rectangle of whole pixels of each image and 1 elsewhere, [b, h, w, 1].
 
-    The rectangle has nearly the area 1 - share [b], and the image's aspect ratio. `drawn` [2, b] says where it is.
+    The rectangle's area is nearly 1 - share [b], with the image's aspect ratio. `drawn` [2, b] sets its place.
     """
     inside = []
     for length, place in zip(size, tf.unstack(drawn), strict=True):
@@ -201,7 +207,7 @@ def keep_outside(size: Sequence[int], share: tf.Tensor, drawn: tf.Tensor) -> tf.
 
 
 def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Returns share * values + (1 - share) * others, [b, ...] of the dtype of `values`; rounds integers.
+    """Returns share * values + (1 - share) * others, [b, ...] in the dtype of `values`; rounds integers.
 
     `share` is [b], or has a number for each pixel.
     """
@@ -215,15 +221,15 @@ def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.T
 
 
 def weigh_share(share: tf.Tensor, weights: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the share of a target in the mixture of two weighted targets, and the weight of the mixture, both [b].
+    """Returns the share of the first target in a mixture of two weighted targets, and the mixture's weight, both [b].
 
-    For a loss L that is linear in the target, such as the cross-entropy, and total = share * w + (1 - share) * v:
-    share * w * L(y) + (1 - share) * v * L(z) = total * L((share * w * y + (1 - share) * v * z) / total). The squared
-    error has the same gradient.
+    For a loss L that is linear in the target, such as the cross-entropy, and total = share * w + (1 - share) * v: share
+    * w * L(y) + (1 - share) * v * L(z) = total * L((share * w * y + (1 - share) * v * z) / total). The squared error
+    has the same gradient.
 
     Args:
-        share: of the first target, [b].
-        weights, others: the weights of the first and of the second target, [b].
+        share: share of the first target, [b].
+        weights, others: weights of the first and the second target, [b].
     """
     own = share * weights
     total = own + (1 - share) * others

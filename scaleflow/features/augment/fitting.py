@@ -1,4 +1,4 @@
-"""Finds what the options of `dataset.augment` change in the examples of a dataset; refuses those that do not fit."""
+"""Finds what the options of `dataset.augment` change in a dataset's examples, and rejects options that do not fit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scaleflow.features.augment.changes import MATRICES, Changes
 from scaleflow.features.augment.feature import Augment
 from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, describe_keys, name_leaves
 
-#: The options that move pixels, those that need an image, and those that mix two examples. The first that does not fit
-#: is named in a message.
+#: Options that move pixels, options that need an image, and options that mix two examples. A message names the first
+#: one that does not fit.
 MOVES = ("flip", "vertical_flip", "crop", "resized_crop", *MATRICES)
 IMAGE_OPTIONS = (*MOVES, "color_jitter", "contrast", "erase", "cutmix")
 MIXTURES = ("mixup", "cutmix")
@@ -48,10 +48,10 @@ def is_text(inputs: Inputs) -> bool:
 def find_only(
     options: Augment, inputs: InputStructure, keys: Sequence[str], needed: str, fits: Callable[[Inputs], bool]
 ) -> str | None:
-    """Returns the name of the only input that `fits`, "" if it is the only input; None without one.
+    """Returns the name of the only input that `fits` ("" for a single unnamed input), or None.
 
     Raises:
-        ConfigError: if one of the options `keys` is to change such an input, and there is none, or there are several.
+        ConfigError: if an option in `keys` is set, but no input fits, or several do.
     """
     leaves = name_leaves(inputs)
     found = [name for name, each in leaves.items() if fits(each)]
@@ -74,7 +74,7 @@ def describe_shapes(leaves: Mapping[str, Inputs]) -> str:
 
 
 def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
-    """Rejects examples that cannot be mixed."""
+    """Raises ConfigError if the examples cannot be mixed."""
     key = label_option(options, option)
     for what, structure in (("inputs", inputs), ("targets", outputs)):
         if isinstance(structure, Mapping):
@@ -97,7 +97,7 @@ def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs
 def check_changed_values(
     options: Augment, inputs: InputStructure, outputs: OutputStructure, image: str | None, text: str | None
 ) -> None:
-    """Rejects targets that would have to change with the words of a text, and images without a known range."""
+    """Raises ConfigError for targets that would have to change with a text's words, and for images of unknown range."""
     named = name_leaves(inputs)
     if options.randaugment and image is not None and find_range(named[image]) is None:
         raise ConfigError(
@@ -117,11 +117,11 @@ def check_changed_values(
 def find_masks(
     options: Augment, image: str | None, inputs: InputStructure, outputs: OutputStructure
 ) -> Mapping[str, Outputs]:
-    """Returns the outputs whose targets have a value for each pixel of the image named `image`, by their names.
+    """Returns the outputs with a target for each pixel of the image named `image`, by name.
 
     Raises:
-        ConfigError: if pixels are to be moved, and targets for places that are not those pixels would not move with
-            them, or a border would need targets that mean nothing.
+        ConfigError: if pixels move, and other targets with positions would not move along, or a border would need
+            targets.
     """
     moves = [key for key in MOVES if getattr(options, key)]
     if image is None or (not moves and not options.erase):
@@ -143,7 +143,7 @@ def find_masks(
 
 
 def find_range(inputs: Inputs) -> float | None:
-    """Returns the value of white in images whose black is 0; None if it is not known."""
+    """Returns the value of white in images where black is 0, or None if it is unknown."""
     if inputs.dtype == "uint8":
         return 255.0
     return None if inputs.scale is None else 1 / inputs.scale

@@ -1,4 +1,4 @@
-"""Changes the training examples as `dataset.augment` says, and shows some of them."""
+"""Changes training examples as `dataset.augment` says, and writes some of them to files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scaleflow.worker.failures import guard
 
 
 class AugmentExamples(WorkerHook):
-    """Changes the training examples at random."""
+    """Changes training examples at random."""
 
     def explain_no_folds(self, plan: Plan) -> str:
         return "dataset.augment mixes examples of several folds"
@@ -26,7 +26,7 @@ class AugmentExamples(WorkerHook):
         return augment_feed(feed, options, data.plan.seed, inputs=splits.inputs, outputs=splits.outputs)
 
     def report_examples(self, data: TrainingData, feed: Feed, folder: Path, emit: Emit) -> None:
-        """Writes some examples as training sees them, to look at. A fault there does not end the run."""
+        """Writes some examples as training sees them, for a look. A failure does not end the run."""
         from scaleflow.features.augment.sheet import write_sheet
 
         plots = RunFolder(folder).plots

@@ -1,4 +1,4 @@
-"""What augmentation does to pixels and words. All random numbers are arguments."""
+"""Functions that change pixels and words. All random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-#: The shares of each colour in the brightness of a pixel (ITU-R BT.601).
+#: Shares of the colours in the brightness of a pixel (ITU-R BT.601).
 BRIGHTNESS = (0.299, 0.587, 0.114)
 
-#: Bounds of the logarithm of the aspect ratio of the part that `resized_crop` cuts out.
+#: Bound of the logarithm of the aspect ratio of a part cut out by `resized_crop`.
 CROP_ASPECT = math.log(4 / 3)
 
-#: Bounds of the area of an erased rectangle, as fractions of the image, and of the logarithm of its aspect ratio.
+#: Bounds of an erased rectangle's area, as shares of the image, and bound of the logarithm of its aspect ratio.
 ERASED_AREA = (0.02, 0.33)
 ERASED_ASPECT = math.log(10 / 3)
 
@@ -25,12 +25,12 @@ def shift_and_flip(
 ) -> tf.Tensor:
     """Pads images [b, h, w, c] of one size with `fill`, and cuts a window of the original size out of each.
 
-    One gather does both: mirroring all images, and taking some, costs more than the rest.
+    One gather does both, because mirroring all images and choosing some would cost more than the rest.
 
     Args:
-        padding: the pixels that are added at each side.
-        shifts: the offsets of each window down and across, [2, b] from 0 to 2 * padding.
-        flips: which images [b] are mirrored before, top to bottom and left to right.
+        padding: number of pixels to add at each side.
+        shifts: offset of each window down and across, [2, b] from 0 to 2 * padding.
+        flips: images [b] to mirror first, top to bottom and left to right.
     """
     size = images.shape[1:3]
     if padding:
@@ -50,10 +50,10 @@ def shift_and_flip(
 def affine(
     angle: Any = 0.0, scale: Any = 1.0, shears: Sequence[Any] = (0.0, 0.0), moves: Sequence[Any] = (0.0, 0.0)
 ) -> tf.Tensor:
-    """Returns matrices [b, 3, 3] from a place (across, down, 1) in the result to the one that its pixel is read at.
+    """Returns matrices [b, 3, 3] from a place (across, down, 1) in the result to the place that its pixel is read from.
 
-    Places count from the middle of the image. Each argument is a number or [b]: radians, a factor, and each down and
-    across the shear, and pixels.
+    Places count from the middle of the image. Each argument is a number or [b]: an angle in radians, a factor, and
+    shears and moves in pixels, each down and across.
     """
     cos = tf.cos(angle) / scale
     sin = tf.sin(angle) / scale
@@ -64,7 +64,7 @@ def affine(
         *(shear_down + sin, cos, down),
         *(0.0, 0.0, 1.0),
     )
-    zeros = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))  # [b] if one of them is
+    zeros = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))  # [b] if an argument is
     return tf.reshape(tf.stack([each + zeros for each in rows], axis=-1), [-1, 3, 3])
 
 
@@ -79,16 +79,16 @@ def zoom(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
 
 
 def translate(max_share: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """Returns matrices that shift by up to this share of the height and the width. `drawn` is [2, b] in [0, 1)."""
+    """Returns matrices that shift by up to this share of the height and width. `drawn` is [2, b] in [0, 1)."""
     height, width = size
     down, across = tf.unstack(drawn)
     return affine(moves=[max_share * height * (2 * down - 1), max_share * width * (2 * across - 1)])
 
 
 def transform(images: tf.Tensor, matrices: tf.Tensor, is_mask: bool) -> tf.Tensor:
-    """Reads each image [b, h, w, c] at the places of its matrix, as `affine` describes it.
+    """Reads the pixels of each image [b, h, w, c] at the places given by its matrix (see `affine`).
 
-    Beyond its borders an image is mirrored. Values are bilinear; of a mask the nearest pixel's.
+    Images are mirrored beyond their borders. Values are interpolated bilinearly. A mask takes the nearest pixel.
     """
     height, width = images.shape[1:3]
     middle = tf.constant([[1.0, 0, (width - 1) / 2], [0, 1, (height - 1) / 2], [0, 0, 1]])
@@ -105,13 +105,13 @@ def transform(images: tf.Tensor, matrices: tf.Tensor, is_mask: bool) -> tf.Tenso
 
 
 def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: bool) -> tf.Tensor:
-    """Cuts a part out of each image of [b, h, w, c], and resizes it to [h, w].
+    """Cuts a part out of each image of [b, h, w, c] and resizes it to [h, w].
 
     Args:
-        images: of any number dtype.
-        least: the least fraction of the area.
+        images: images of any number dtype.
+        least: minimum share of the area.
         drawn: [4, b] float32 in [0, 1): area, aspect ratio, place down and across.
-        is_mask: take the nearest pixel, in place of bilinear values.
+        is_mask: take the nearest pixel instead of bilinear values.
     """
     area = least + (1 - least) * drawn[0]
     height, width = rectangle(area, CROP_ASPECT, drawn[1])
@@ -125,7 +125,7 @@ def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: 
 
 
 def rectangle(area: tf.Tensor, log_aspect: float, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns [b] heights and widths, as fractions of the image, at most 1; `drawn` [b] chooses the aspect ratios."""
+    """Returns [b] heights and widths, as shares of the image, at most 1. `drawn` [b] chooses the aspect ratios."""
     aspect = tf.exp(log_aspect * (2 * drawn - 1))
     height = tf.minimum(tf.sqrt(area / aspect), 1.0)
     width = tf.minimum(tf.sqrt(area * aspect), 1.0)
@@ -135,7 +135,7 @@ def rectangle(area: tf.Tensor, log_aspect: float, drawn: tf.Tensor) -> tuple[tf.
 def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
     """Changes brightness, contrast and saturation of [b, h, w, c] images, in this order; integers stay in their range.
 
-    `drawn` is [3, b] float32 in [0, 1). An image that has not three channels has no saturation.
+    `drawn` is [3, b] float32 in [0, 1). Saturation changes only if an image has three channels.
     """
     factors = 1 + strength * (2 * drawn - 1)
     b, c, s = (factor[:, None, None, None] for factor in tf.unstack(factors))  # brightness, contrast, saturation
@@ -148,7 +148,7 @@ def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
 
 
 def change_contrast(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
-    """Changes the contrast of [b, h, w, c] images alone, as `jitter` does. `drawn` is [1, b] in [0, 1)."""
+    """Changes only the contrast of [b, h, w, c] images, as `jitter` does. `drawn` is [1, b] in [0, 1)."""
     unchanged = 0.5
     return jitter(images, strength, tf.pad(drawn, [[1, 1], [0, 0]], constant_values=unchanged))
 
@@ -161,42 +161,42 @@ def find_brightness(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return grey, tf.reduce_mean(grey, axis=[1, 2, 3], keepdims=True)
 
 
-#: What `randaugment` chooses from (Cubuk et al. 2019, arXiv:1909.13719, without equalize): moves, then changes.
+#: Operations of `randaugment` (Cubuk et al. 2019, arXiv:1909.13719, without equalize): moves, then changes.
 OPERATIONS = (
     *("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
     *("brightness", "color", "contrast", "sharpness", "posterize", "solarize", "autocontrast"),
 )
 
-#: How many operations `randaugment` applies to an image, and the strength at which they are strongest.
+#: Number of operations that `randaugment` applies to an image, and the strength for their full effect.
 CHOSEN = 2
 STRONGEST = 30
 
 
-#: How far `randaugment` shears and shifts at the most, as tangents and as a share of the height and the width.
+#: Maximum shear and shift of `randaugment`: a tangent, and a share of the height and width.
 MAX_SHEAR = 0.3
 MAX_SHIFT = 0.45
 
 
 class Chosen(NamedTuple):
-    """An operation for each image of a batch that `randaugment` has chosen."""
+    """The operation that `randaugment` chose for each image of a batch."""
 
-    index: tf.Tensor  # in `OPERATIONS`, [b]
-    sign: tf.Tensor  # of its strength, [b], 1 or -1
+    index: tf.Tensor  # index in `OPERATIONS`, [b]
+    sign: tf.Tensor  # sign of its strength, [b], 1 or -1
 
     def is_operation(self, name: str) -> tf.Tensor:
-        """Returns for which images it is the operation of this name, [b] bool."""
+        """Returns which images have this operation, [b] bool."""
         return tf.equal(self.index, OPERATIONS.index(name))
 
 
 def choose_operations(drawn: tf.Tensor) -> Sequence[Chosen]:
-    """Returns the operations of `randaugment`, one after the other. `drawn` is [2 * CHOSEN, b] in [0, 1)."""
+    """Returns the operations of `randaugment` in order. `drawn` is [2 * CHOSEN, b] in [0, 1)."""
     indices = scale_to_integers(drawn[:CHOSEN], len(OPERATIONS))
     signs = tf.where(drawn[CHOSEN:] < 0.5, 1.0, -1.0)
     return [Chosen(index, sign) for index, sign in zip(tf.unstack(indices), tf.unstack(signs), strict=True)]
 
 
 def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """Returns the matrices of the moves that `randaugment` chooses, as `affine` describes them."""
+    """Returns the matrices of the moves that `randaugment` chooses (see `affine`)."""
     height, width = size
     matrices = []
     for chosen in choose_operations(drawn):
@@ -215,7 +215,7 @@ def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf
 
 
 def choose_amount(chosen: Chosen, name: str, amount: tf.Tensor) -> tf.Tensor:
-    """Returns the amount [b] for the images for which an operation is chosen, and 0 for the others."""
+    """Returns the amount for images with this operation and 0 for others, [b]."""
     return tf.where(chosen.is_operation(name), amount, 0.0)
 
 
@@ -231,12 +231,12 @@ def change_at_random(images: tf.Tensor, strength: float, drawn: tf.Tensor, white
 
 
 def make_changes(values: tf.Tensor, share: float, sign: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the images [b, h, w, c] after each of the changes of `randaugment`, by the names of the changes.
+    """Returns the images [b, h, w, c] after each change of `randaugment`, by the change's name.
 
     Args:
         values: the images, from 0 to 255.
-        share: of the greatest strength.
-        sign: whether to change more or less, [b], 1 or -1. Some changes have no sign.
+        share: share of the greatest strength.
+        sign: whether to increase or decrease, [b], 1 or -1. Some changes ignore it.
     """
     grey, mean = find_brightness(values)
     black = tf.zeros_like(mean)
@@ -257,21 +257,21 @@ def make_changes(values: tf.Tensor, share: float, sign: tf.Tensor) -> dict[str, 
 
 
 def blur(values: tf.Tensor) -> tf.Tensor:
-    """Returns images [b, h, w, c] of which each pixel is a mean with its neighbours."""
+    """Returns images [b, h, w, c] with each pixel averaged with its neighbours."""
     weights = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]])[:, :, None, None] / 13
     padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
     return tf.nn.depthwise_conv2d(padded, tf.tile(weights, [1, 1, values.shape[-1], 1]), [1, 1, 1, 1], "VALID")
 
 
 def drop_words(words: tf.Tensor, probability: float, drawn: tf.Tensor) -> tf.Tensor:
-    """Makes some of the words [b, n] padding, but never all words of a text. `drawn` is [b, n] in [0, 1)."""
+    """Replaces some of the words [b, n] by padding, but never all words of a text. `drawn` is [b, n] in [0, 1)."""
     drawn = tf.where(words == 0, -1.0, drawn)
     is_kept = (drawn >= probability) | (drawn == tf.reduce_max(drawn, axis=1, keepdims=True))
     return tf.where(is_kept, words, tf.zeros_like(words))
 
 
 def erase(images: tf.Tensor, probability: float, drawn: tf.Tensor, fill: int = 0) -> tf.Tensor:
-    """Fills a rectangle of some of the images [b, h, w, c].
+    """Fills a rectangle in some of the images [b, h, w, c].
 
     `drawn` is [5, b] float32 in [0, 1): whether, area, aspect ratio, place down and across.
     """
@@ -289,10 +289,10 @@ def erase(images: tf.Tensor, probability: float, drawn: tf.Tensor, fill: int = 0
 
 
 def to_dtype(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Converts float32 to the dtype; for an integer one it rounds, and keeps the range."""
+    """Converts float32 to the dtype. For an integer dtype, rounds and keeps the range."""
     return tf.saturate_cast(tf.round(values), dtype) if dtype.is_integer else tf.cast(values, dtype)
 
 
 def scale_to_integers(drawn: tf.Tensor, most: int) -> tf.Tensor:
-    """Returns integers from 0 to less than `most`, for numbers in [0, 1)."""
+    """Returns integers from 0 to `most` - 1, from numbers in [0, 1)."""
     return tf.minimum(tf.cast(drawn * most, tf.int32), most - 1)

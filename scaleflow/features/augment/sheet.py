@@ -1,4 +1,4 @@
-"""The sheet of augmented examples: some of the training split, each beside versions of it as training sees them."""
+"""The sheet of augmented examples: training examples next to versions of them as training sees them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: The examples of a sheet, and the versions of each beside it.
+#: Number of examples in a sheet, and of versions of each example.
 EXAMPLES = 8
 VERSIONS = 4
 
 
 def write_sheet(feed: Any, splits: Splits, folder: Path) -> list[Path]:
-    """Writes `augmented.png` or `augmented.txt`, or both; nothing if the training feed does not augment."""
+    """Writes `augmented.png`, `augmented.txt` or both. Writes nothing if the training feed does not augment."""
     if not isinstance(feed, AugmentedFeed):
         return []
     halves = choose_examples(splits)
@@ -43,16 +43,17 @@ def write_sheet(feed: Any, splits: Splits, folder: Path) -> list[Path]:
 
 
 def choose_examples(splits: Splits) -> Sequence[Arrays]:
-    """Returns the examples of a sheet, and as many others, which are their partners in mixtures."""
+    """Returns the examples of a sheet, and as many others as their partners in mixtures."""
     from scaleflow.dataset import sample_rows
 
     sample = sample_rows(splits.train, 2 * EXAMPLES, splits.transforms, reads_first=True)
-    sample = sample.map(lambda values: values[np.arange(2 * EXAMPLES) % len(values)])  # repeats those of a small split
+    # A small split repeats its examples.
+    sample = sample.map(lambda values: values[np.arange(2 * EXAMPLES) % len(values)])
     return [sample.map(operator.itemgetter(slice(first, None, 2))) for first in range(2)]
 
 
 def find_words(splits: Splits, name: str) -> Sequence[str]:
-    """Returns the words of a text input that become the numbers from 2 on; none if the dataset has only numbers."""
+    """Returns the words that a text input encodes as numbers from 2 on; empty if the dataset has only numbers."""
     learned = {} if splits.learned is None else splits.learned.preprocessing
     return learned[name].learned if name in learned else ()
 
@@ -61,7 +62,7 @@ def draw_images(versions: Sequence[Array]) -> bytes:
     """Returns a sheet as PNG, with a row for each example.
 
     Args:
-        versions: the examples [examples, h, w, channels], first as they are, then changed.
+        versions: the examples [examples, h, w, channels], first unchanged, then changed.
     """
     original = versions[0]
     low, high = (0, 255) if original.dtype == np.uint8 else (original.min(), original.max())
@@ -72,11 +73,11 @@ def draw_images(versions: Sequence[Array]) -> bytes:
 
 
 def print_texts(versions: Sequence[Array], words: Sequence[str]) -> str:
-    """Returns the texts of the examples, each with its versions in the lines below it.
+    """Returns the texts of the examples, with the versions of each in the lines below it.
 
     Args:
-        versions: the numbers of words [examples, words], first as they are, then changed.
-        words: those that are the numbers from 2 on.
+        versions: numbers of words [examples, words], first unchanged, then changed.
+        words: the words with the numbers from 2 on.
     """
     known: Mapping[int, str] = {0: "_", 1: "[UNK]"} | dict(enumerate(words, 2))
     paragraphs = []

@@ -1,1 +1,1 @@
-"""How often the classes of the training split are drawn."""
+"""Controls how often training draws each class."""

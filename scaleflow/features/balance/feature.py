@@ -1,4 +1,4 @@
-"""`dataset.balance`: draws classes equally often, or by their shares."""
+"""`dataset.balance`: draws classes equally often, or by given shares."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,7 +9,7 @@ from scaleflow.interfaces.features import Feature
 
 @dataclass(frozen=True)
 class BalanceOptions:
-    """Keys of `dataset`: how often each class occurs in an epoch, and whether probabilities are corrected for it."""
+    """Keys of `dataset`: how often each class occurs in an epoch, and whether probabilities are corrected for that."""
 
     balance: Literal["oversample", "undersample"] | dict[str, float] | None = field(
         default=None, metadata={"above": 0.0, "at_most": 1.0}

@@ -1,4 +1,4 @@
-"""Draws each class as often as `dataset.balance` says, and corrects the model's probabilities for it."""
+"""Draws each class as often as `dataset.balance` says, and corrects the model's probabilities for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KEY = "dataset.balance"
 
-#: The most classes that a note lists.
+#: Maximum of classes that a note lists.
 MAX_SHOWN = 10
 
 
@@ -35,12 +35,12 @@ class BalanceClasses(WorkerHook):
 
 
 def balance_classes(options: BalanceOptions, splits: Splits) -> DrawnExamples:
-    """Reads the classes of the training split, and decides how often an epoch has each of them.
+    """Reads the classes of the training split and decides how often an epoch draws each class.
 
-    All workers read the same.
+    All workers read the same classes.
 
     Raises:
-        ConfigError: if examples have no single class, if it is not known before they are read, or if the shares of
+        ConfigError: if examples do not have one class each, if classes are unknown before training, or if the shares of
             classes cannot be drawn.
     """
     import numpy as np
@@ -70,7 +70,7 @@ def balance_classes(options: BalanceOptions, splits: Splits) -> DrawnExamples:
             order=order, outputs=described, note=f"{note}; probabilities are those of the drawn shares"
         )
     shifts = find_shifts(counts, drawn)
-    if described.kind == "binary":  # the model has one logit, that of the second class
+    if described.kind == "binary":  # its single logit is for the second class
         shifts = [shifts[1] - shifts[0]]
     return DrawnExamples(
         order=order,
@@ -80,7 +80,7 @@ def balance_classes(options: BalanceOptions, splits: Splits) -> DrawnExamples:
 
 
 def get_single_output(described: OutputStructure) -> Outputs:
-    """Returns the only output of a dataset. Raises ConfigError if it has not one class for each example."""
+    """Returns the only output of a dataset. Raises ConfigError if examples do not have one class each."""
     if isinstance(described, Mapping):
         has = "several outputs"
     elif described.is_one_class and described.ignore is None:
@@ -93,7 +93,7 @@ def get_single_output(described: OutputStructure) -> Outputs:
 
 
 def check_rows(examples: Rows) -> None:
-    """Raises ConfigError if examples are only read while training."""
+    """Raises ConfigError if examples are only read during training."""
     if examples.blocks or not examples.is_random_access:
         raise ConfigError(
             f"{KEY}: the classes of examples that are read while training are not known before; use "
@@ -117,9 +117,9 @@ def check_shares(given: Mapping[str, float], shares: Mapping[int, float], counts
     """Raises ConfigError for shares that cannot be drawn.
 
     Args:
-        given: the shares by the names of classes, for messages.
-        shares: the same by the numbers of classes.
-        counts: the examples of each class in the training split.
+        given: shares by class name, for messages.
+        shares: the same shares by class number.
+        counts: number of examples of each class in the training split.
     """
     missing = [name for name, number in zip(given, shares, strict=True) if not counts[number]]
     others = sum(bool(count) for number, count in enumerate(counts) if number not in shares)
@@ -137,7 +137,7 @@ def check_shares(given: Mapping[str, float], shares: Mapping[int, float], counts
 
 
 def describe_epoch(names: Sequence[str], counts: Array, drawn: Array) -> str:
-    """Returns how many examples of each class an epoch has, and the training split."""
+    """Returns a note with the number of examples of each class in an epoch and in the training split."""
     shown = [f"{many:,} of {name} (of {count:,})" for name, many, count in zip(names, drawn, counts, strict=True)]
     more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
     return f"{KEY}: an epoch has {drawn.sum():,} examples: {', '.join(shown[:MAX_SHOWN])}{more}"

@@ -1,4 +1,4 @@
-"""How often an epoch has the examples of each class, and in which order: a pure function of (seed, epoch)."""
+"""The order of examples in a balanced epoch, and how often each class occurs. Depends only on (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Array = np.ndarray[Any, Any]
 
 
 class ClassOrder(Permutation):
-    """A number of examples of each class.
+    """The order of an epoch with a given number of examples per class.
 
     The examples of a class have their own order, which each epoch shuffles. If an epoch has only some examples of a
     class, the next epoch has others. If it has more examples than the class, all occur nearly equally often.
 
     Args:
-        classes: the class of each example, [n].
-        drawn: how many examples of each class an epoch has.
+        classes: class of each example, [n].
+        drawn: number of examples of each class in an epoch.
     """
 
     def __init__(self, classes: Array, drawn: Array) -> None:
         super().__init__(int(drawn.sum()))
-        self._examples = np.argsort(classes, kind="stable").astype(np.int32)  # class by class
+        self._examples = np.argsort(classes, kind="stable").astype(np.int32)  # sorted by class
         self._counts = np.bincount(classes, minlength=len(drawn))
         self._drawn = drawn
 
     def find(self, places: tf.Tensor, seed: int, epoch: tf.Tensor) -> tf.Tensor:
         shuffled = tf.reshape(super().find(places, seed, epoch), [-1])
-        # Places 0 to drawn[0] - 1 are of the class 0, the next drawn[1] of the class 1, and so on.
+        # Places 0 to drawn[0] - 1 belong to class 0, the next drawn[1] to class 1, and so on.
         ends = tf.constant(np.cumsum(self._drawn), tf.int64)
         starts = ends - tf.constant(self._drawn, tf.int64)
         classes = tf.searchsorted(ends, shuffled, side="right")
@@ -50,9 +50,9 @@ def count_drawn(counts: Array, balance: str | Mapping[int, float]) -> Array:
     """Returns how many examples of each class an epoch has.
 
     Args:
-        counts: the examples of each class in the split.
-        balance: `oversample`: as many of each class as the largest has; `undersample`: as the smallest; or shares of
-            classes by their number, at most 1 together. Other classes divide the rest as in the split.
+        counts: number of examples of each class in the split.
+        balance: `oversample`: as many of each class as the largest has; `undersample`: as the smallest has; or shares
+            of classes by number, at most 1 in total. The other classes divide the rest as in the split.
     """
     occurs = counts > 0
     if isinstance(balance, str):
@@ -66,7 +66,7 @@ def count_drawn(counts: Array, balance: str | Mapping[int, float]) -> Array:
     exact = others * ((1 - sum(balance.values())) / max(others.sum(), 1)) * total
     exact[named] = np.array(list(balance.values())) * total
 
-    # Rounds down, and then up where the most is missing, so that the epoch is as long as the split.
+    # Rounds down, then rounds up the largest remainders, so that the epoch is as long as the split.
     drawn: Array = np.floor(exact + 1e-9).astype(np.int64)
     rest = int(total - drawn.sum())
     drawn[np.argsort(drawn - exact, kind="stable")[:rest]] += 1

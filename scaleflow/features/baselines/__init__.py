@@ -1,1 +1,1 @@
-"""Simple models of a table, fitted while a run trains, with which its model is compared."""
+"""Simple models of a table, fitted during a run for comparison with its model."""

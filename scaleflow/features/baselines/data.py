@@ -1,4 +1,4 @@
-"""Writes the rows that baselines are fitted to, and those that they are compared on."""
+"""Writes the rows for fitting the baselines, and the rows for comparing them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: The number of values of all features, times the classes if there are several: boosting grows a tree for each class.
-#: This bounds the time, and no clock does: what a run records must not depend on the machine.
+#: Maximum of feature values, times the number of trees per iteration: boosting grows a tree for each class. This bounds
+#: the time. A clock must not, because the records of a run must not depend on the machine.
 MAX_VALUES = 50_000_000
 
-#: The number of rows that are read only for the baselines, if the split is read while training.
+#: Maximum of rows read for the baselines if the split is read during training.
 MAX_STREAMED = 100_000
 
-#: With fewer training rows, a baseline says nothing.
+#: With fewer training rows, a baseline is meaningless.
 MIN_ROWS = 20
 
 #: With more classes, boosting takes minutes.
@@ -32,16 +32,16 @@ MAX_CLASSES = 50
 
 
 def write_baseline_data(splits: Splits, max_rows: int, path: Path, keeps_outputs: bool = False) -> None:
-    """Writes the rows for the baselines to a file: those of the training split, and those that judge the model.
+    """Writes the rows for the baselines to a file: rows of the training split, and rows that judge the model.
 
-    If the training split has more than `max_rows`, it writes a sample. It writes nothing of data that is no table, of
-    kinds of targets that have no baselines, and of a disk that is full, which the run itself will meet.
+    If a split has more than `max_rows` rows, it writes a sample. It writes nothing if the data are not a table, if
+    there are no baselines for the kind of target, or if the disk is full (the run itself will report that).
 
     Args:
-        keeps_outputs: whether the outputs of the baselines are kept, for metrics that only the worker computes.
+        keeps_outputs: whether to keep the baselines' outputs, for metrics that only the worker computes.
 
     Raises:
-        ValueError: if an input is text: the baselines take numbers.
+        ValueError: if an input is text: baselines take only numbers.
         ConfigError: if a row cannot be used.
     """
     outputs = splits.outputs
@@ -59,20 +59,20 @@ def write_baseline_data(splits: Splits, max_rows: int, path: Path, keeps_outputs
 
 
 def is_table(inputs: Any) -> bool:
-    """Whether examples are rows: several inputs by name, each a value or a list of values."""
+    """Returns whether examples are rows: several inputs by name, each a value or a list of values."""
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
 
 
 def has_baselines(outputs: Outputs) -> bool:
-    """Whether the target of a row is one class, or one number."""
+    """Returns whether the target of a row is one class or one number."""
     is_one_number = outputs.kind == "regression" and outputs.shape == (1,)
     return outputs.is_one_class or is_one_number
 
 
 def find_judge(splits: Splits) -> Rows | None:
-    """Returns the split on which the baselines are compared: the test split, or else the validation split.
+    """Returns the split for comparing the baselines: the test split, or else the validation split.
 
-    None if there is none: the validation split of folds is the training split.
+    Returns None if neither exists. With folds, the validation split does not count, because it is the training split.
     """
     if splits.test is not None:
         return splits.test
@@ -89,7 +89,7 @@ def check_numbers(inputs: Any) -> None:
 def collect_data(
     splits: Splits, judge: Rows, outputs: Outputs, max_rows: int, keeps_outputs: bool
 ) -> BaselineData | None:
-    """Reads the rows of the training split and of `judge`; returns None for too few rows, or too many classes.
+    """Reads rows of the training split and of `judge`. Returns None for too few rows or too many classes.
 
     Raises ConfigError if a row cannot be used.
     """
@@ -123,14 +123,14 @@ def collect_data(
 
 
 def count_classes(outputs: Outputs) -> int:
-    """Returns the number of classes; 0 for numbers."""
+    """Returns the number of classes; 0 if targets are numbers."""
     if outputs.kind == "classification":
         return outputs.shape[-1]
     return 2 if outputs.kind == "binary" else 0
 
 
 def limit_rows(splits: Splits, max_rows: int, classes: int) -> int:
-    """Returns how many rows of each split are read: at most `max_rows`, fewer of wide rows and of several classes."""
+    """Returns how many rows to read per split: at most `max_rows`, fewer for many features or classes."""
     features = sum(count_features(each) for each in name_leaves(splits.inputs).values())
     values = max(features * count_trees(classes), 1)
     count = min(max_rows, MAX_VALUES // values)
@@ -138,14 +138,14 @@ def limit_rows(splits: Splits, max_rows: int, classes: int) -> int:
 
 
 def count_features(spec: Inputs) -> int:
-    """Returns how many features an input becomes: one for each number, or for each word or category."""
+    """Returns how many features an input becomes: one per number, or one per word or category."""
     if spec.vocabulary:
         return spec.vocabulary
     return spec.shape[0] if spec.shape else 1
 
 
 def leave_out_ignored(rows: Arrays, ignore: int | None) -> Arrays:
-    """Returns the rows without those whose target is `ignore`."""
+    """Returns the rows without those with the target `ignore`."""
     if ignore is None:
         return rows
     return rows.map(lambda values: values[np.ravel(rows.targets) != ignore])
@@ -159,7 +159,7 @@ def make_features(rows: Arrays, inputs: Any) -> Array:
 
 
 def make_columns(values: Array, spec: Inputs) -> Array:
-    """Returns the features of one input, [n, features] float32: its numbers, or 1 for each of its words."""
+    """Returns the features of one input, [n, features] float32: its numbers, or 1 for each word that occurs."""
     flat = np.reshape(values, [len(values), -1])
     if spec.vocabulary is None:
         return flat.astype(np.float32)
@@ -169,13 +169,13 @@ def make_columns(values: Array, spec: Inputs) -> Array:
 
 
 def read_targets(rows: Arrays, classes: int) -> Array:
-    """Returns the targets [n]: classes as int64, or numbers as they are."""
+    """Returns the targets [n]: classes as int64, numbers unchanged."""
     targets = np.ravel(rows.targets)
     return targets.astype(np.int64) if classes else targets
 
 
 def find_unit(outputs: Outputs) -> float:
-    """Returns what numbers are divided by in the loss; NaN if the loss of the run is that of quantiles."""
+    """Returns the divisor of numbers in the loss; NaN if the run's loss is a quantile loss."""
     if outputs.levels:
         return math.nan
     return 1.0 if outputs.scaling is None else outputs.scaling[1]

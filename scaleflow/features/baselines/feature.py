@@ -5,7 +5,7 @@ from scaleflow.interfaces.features import Feature
 
 @dataclass(frozen=True)
 class BaselineOptions:
-    """How many rows the baselines get."""
+    """Options of the baselines."""
 
     baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
 

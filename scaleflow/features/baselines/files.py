@@ -1,4 +1,4 @@
-"""The files of the baselines in the folder of a run."""
+"""Files of the baselines in a run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class BaselineFiles:
-    """The files in the folder of a run by which its worker and the process that fits the baselines speak."""
+    """Files that the worker and the process fitting the baselines exchange, in the run's folder."""
 
     folder: Path
 
     @property
     def rows(self) -> Path:
-        """The rows for the baselines, until these are fitted."""
+        """The rows for the baselines. Deleted after fitting."""
         return self.folder / "baseline_data.npz"
 
     @property
     def outputs(self) -> Path:
-        """The outputs of the baselines for the test rows, until the end of the run."""
+        """The baselines' outputs for the test rows. Deleted at the end of the run."""
         return self.folder / "baseline_outputs.npz"
 
     @property
     def metrics(self) -> Path:
-        """The metrics of the baselines, or why there are none."""
+        """The baselines' metrics, or why they are missing."""
         return self.folder / "baselines.json"

@@ -1,7 +1,7 @@
-"""Fits baselines in a process of their own: `python -m scaleflow.features.baselines.fit FOLDER`.
+"""Fits baselines in a separate process: `python -m scaleflow.features.baselines.fit FOLDER`.
 
-FOLDER is that of a run. The process reads the rows there, and writes the metrics, and the outputs if the run asks for
-them. It imports neither TensorFlow nor `scaleflow.runs`, because the run waits for it at its end.
+FOLDER is a run's folder. The process reads the rows there and writes the metrics and, if the run requests them, the
+outputs. It imports neither TensorFlow nor `scaleflow.runs`, because the run waits for it at its end.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from typing import Any
 from scaleflow.errors import read_reason
 from scaleflow.features.baselines.files import BaselineFiles
 
-#: The priority of the process: those that train go first.
+#: Niceness of the process: training processes go first.
 NICE = 5
 
-#: In the file of the metrics: why the baselines could not be fitted.
+#: Key in the file of metrics: why the baselines could not be fitted.
 FAILED_FIT = "not fitted"
 
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def end_with_worker() -> None:
-    """Ends this process when the worker has closed standard input, or is gone."""
+    """Ends this process when the worker closes standard input or dies."""
     os.read(0, 1)
     os._exit(1)
 
@@ -38,14 +38,14 @@ def end_with_worker() -> None:
 def fit_and_write(files: BaselineFiles) -> None:
     """Fits the baselines, writes their metrics, and deletes the rows.
 
-    A failure leaves the run without baselines. Then the file of their metrics has the reason.
+    If that fails, the run has no baselines, and the file of metrics has the reason.
     """
     try:
         values = fit_rows(files)
         part = files.metrics.with_suffix(".part")
         part.write_text(json.dumps(values), encoding="utf-8")
         part.replace(files.metrics)
-    except Exception as error:  # such as a full disk, little memory, or a table that scikit-learn cannot fit
+    except Exception as error:  # a full disk, little memory, or a table that scikit-learn cannot fit
         with contextlib.suppress(OSError):
             reason = f"{type(error).__name__}: {read_reason(error)}"
             files.metrics.write_text(json.dumps({FAILED_FIT: reason}), encoding="utf-8")
@@ -54,7 +54,7 @@ def fit_and_write(files: BaselineFiles) -> None:
 
 
 def fit_rows(files: BaselineFiles) -> dict[str, float]:
-    """Fits the baselines, and returns their metrics; writes their outputs if the run asks for them."""
+    """Fits the baselines and returns their metrics. Writes their outputs if the run requests them."""
     import numpy as np
 
     from scaleflow.features.baselines.models import BaselineData, fit_baselines

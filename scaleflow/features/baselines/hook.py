@@ -1,4 +1,4 @@
-"""Fits the baselines of a table while the run trains, and reports their metrics at its end."""
+"""Fits the baselines of a table during training, and reports their metrics at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.hooks import TrainedRun, WorkerHook
 from scaleflow.worker.failures import guard
 
-#: The baselines, as notes name them.
+#: How notes name the baselines.
 BASELINES = "boosting and the linear model, to compare with"
 
 
@@ -33,9 +33,9 @@ class BaselinesHook(WorkerHook):
         self._process = BaselineProcess()
 
     def after_build(self, run: TrainedRun, export: Callable[[Path], object]) -> None:
-        """Writes the rows of a new run, except for jobs of a sweep, which share their data.
+        """Writes the rows of a new run. Does nothing for jobs of a sweep, which share their data.
 
-        Raises ConfigError if it reads a row that cannot be used: the training would meet it.
+        Raises ConfigError if it reads a row that cannot be used, because training would read it as well.
         """
         if not run.is_chief or run.is_resumed or run.is_job or not wants_baselines(run.plan):
             return
@@ -45,14 +45,14 @@ class BaselinesHook(WorkerHook):
             write_baseline_data(run.splits, max_rows, BaselineFiles(run.folder).rows, keeps_outputs)
 
     def at_ready(self, run: TrainedRun) -> None:
-        """Starts to fit the baselines, if there are rows for them: also those of a run that was stopped before."""
+        """Starts fitting the baselines if their rows exist, even if an earlier, stopped command wrote them."""
         if not run.is_chief or not BaselineFiles(run.folder).rows.exists():
             return
         with guard_extra(BASELINES, lambda text: run.emit(Note(text))):
             self._process = start_process(run.folder)
 
     def at_end(self, run: TrainedRun) -> None:
-        """Waits for the baselines, and reports their metrics."""
+        """Waits for the baselines and reports their metrics."""
         with guard(BASELINES, run.emit):
             if self._process.is_alive:
                 run.emit(PhaseBegan("fitting boosting and a linear model, to compare with"))
@@ -62,7 +62,7 @@ class BaselinesHook(WorkerHook):
                 run.emit(Note(f"{BASELINES}, were not fitted, because the run was stopped"))
 
     def close(self) -> None:
-        """Ends the process if the run was stopped: a resumed run fits the baselines then."""
+        """Ends the process. If the run was stopped, a resumed run will fit the baselines."""
         self._process.end()
 
 
@@ -71,10 +71,10 @@ def wants_baselines(plan: Plan) -> bool:
 
 
 def report_baselines(files: BaselineFiles, failure: str | None, objective: Objective, emit: Emit) -> None:
-    """Reports the metrics of the baselines, or why there are none; nothing if the run has no baselines.
+    """Reports the metrics of the baselines, or why they are missing. Reports nothing if the run has no baselines.
 
     Args:
-        failure: how the process died that fitted them; None if it did not.
+        failure: how the fitting process died; None: it did not.
     """
     if failure is not None:
         files.rows.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def report_baselines(files: BaselineFiles, failure: str | None, objective: Objec
 
 
 def read_metrics(files: BaselineFiles) -> dict[str, Any] | None:
-    """Returns what the process has written; None if there is no such file."""
+    """Returns the content of the file of metrics, or None without a readable file."""
     try:
         values: dict[str, Any] = json.loads(files.metrics.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def read_metrics(files: BaselineFiles) -> dict[str, Any] | None:
 
 
 def measure_kept_outputs(files: BaselineFiles, objective: Objective) -> dict[str, float]:
-    """Returns the metrics of the baselines' outputs, such as `boosting/auc`, without the loss."""
+    """Returns metrics of the baselines' outputs, such as `boosting/auc`, without the loss."""
     from scaleflow import training
 
     with np.load(files.outputs) as file:

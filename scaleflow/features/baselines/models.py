@@ -1,6 +1,6 @@
-"""The baselines: gradient boosting and a linear model of scikit-learn, on the features that the model gets.
+"""The baselines: gradient boosting and a linear model from scikit-learn, on the same features as the model.
 
-They are fitted in a process of their own, so this module imports no TensorFlow.
+They are fitted in a separate process, so this module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-#: The baselines, as metrics name them: `baseline/boosting/rmse`.
+#: Names of the baselines in metrics: `baseline/boosting/rmse`.
 BOOSTING = "boosting"
 LINEAR = "linear"
 
-#: Of the logistic regression. Most need less than 100, because numbers are standardised.
+#: Maximum of iterations of the logistic regression. Most fits need fewer than 100, because numbers are standardised.
 MAX_ITERATIONS = 300
 
-#: Boosting has a place for each bin of each feature, and passes over all places for each leaf. With many features of
-#: few rows, this takes most of its time. So all trees of an iteration have at most `MAX_PLACES` places together, unless
-#: that leaves fewer bins than `MIN_BINS`.
+#: Boosting has a histogram place for each bin of each feature, and passes over all places for each leaf. With many
+#: features and few rows this takes most of its time. So the trees of an iteration have at most `MAX_PLACES` places
+#: together, unless that would leave fewer than `MIN_BINS` bins.
 MAX_PLACES = 500_000
 MIN_BINS = 31
 MAX_BINS = 255
 
-#: A smaller probability has the logarithm of this one in the logits.
+#: Minimum of a probability before its logarithm is taken for the logits.
 MIN_PROBABILITY = 1e-9
 
 
 @dataclass(frozen=True)
 class BaselineData:
-    """The rows that baselines are fitted to, and those that they are compared on.
+    """The rows for fitting the baselines, and the rows for comparing them.
 
     Attributes:
-        features: of training rows, [n, features] float32.
-        targets: of them, [n]: classes as integers from 0, or values.
-        test_features, test_targets: the same of the test split, or without one of the validation split.
-        classes: the number of classes; 0 for values.
-        unit: what values are divided by in the loss; NaN if the run has another loss.
+        features: features of the training rows, [n, features] float32.
+        targets: their targets, [n]: classes as integers from 0, or values.
+        test_features, test_targets: the same for the test split, or for the validation split without a test split.
+        classes: number of classes; 0 for values.
+        unit: divisor of values in the loss; NaN if the run has another loss.
         is_sample: whether the training split has more rows.
-        keeps_outputs: whether the outputs of the baselines for the test rows are kept, for further metrics.
-        weights, test_weights: of the rows; None: all count the same.
+        keeps_outputs: whether to keep the baselines' outputs for the test rows, for further metrics.
+        weights, test_weights: weights of the rows; None: all rows count equally.
     """
 
     features: Array
@@ -59,7 +59,7 @@ class BaselineData:
     test_weights: Array | None = None
 
     def save(self, path: Path) -> None:
-        """Writes the data into a file. A reader never sees a part of it. Raises OSError if it cannot be written."""
+        """Writes the data to a file, which only appears when complete. Raises OSError if it cannot be written."""
         part = path.with_suffix(".part")
         known = {name: value for name, value in asdict(self).items() if value is not None}
         with part.open("wb") as file:
@@ -68,7 +68,7 @@ class BaselineData:
 
     @classmethod
     def load(cls, path: Path) -> BaselineData:
-        """Reads the data that `save` wrote."""
+        """Reads data written by `save`."""
         values: dict[str, Any] = {}
         with np.load(path) as arrays:
             for name, array in arrays.items():
@@ -77,17 +77,17 @@ class BaselineData:
 
 
 def fit_baselines(data: BaselineData, outputs: dict[str, Array]) -> dict[str, float]:
-    """Fits the baselines on one processor core, and returns their metrics on the test rows, such as `boosting/rmse`.
+    """Fits the baselines on one CPU core and returns their metrics on the test rows, such as `boosting/rmse`.
 
-    The loss is the one of the kind of target. If the training rows lack a class of the test rows, it is infinite, and
-    left out. If the data are a sample, the metrics include the number of its `rows`.
+    The loss fits the kind of target. It is infinite, and left out, if the training rows lack a class of the test rows.
+    If the data are a sample, the metrics include the number of `rows`.
 
     Args:
-        outputs: receives the logits or values of each baseline for the test rows, by its name.
+        outputs: receives each baseline's logits or values for the test rows, by the baseline's name.
     """
     from threadpoolctl import threadpool_limits
 
-    models = make_models(data.classes, data.features.shape[1])  # it loads the libraries that the limit is for
+    models = make_models(data.classes, data.features.shape[1])  # loads the libraries that the limit applies to
     values: dict[str, float] = {}
     with threadpool_limits(1):
         for name, model in models.items():
@@ -100,9 +100,7 @@ def fit_baselines(data: BaselineData, outputs: dict[str, Array]) -> dict[str, fl
 
 
 def make_models(classes: int, features: int) -> dict[str, Any]:
-    """Makes the models with scikit-learn's defaults, except for the iterations of the linear model, and for the bins of
-    many features.
-    """
+    """Returns the models with scikit-learn's defaults, except the linear model's iterations and boosting's bins."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -116,22 +114,22 @@ def make_models(classes: int, features: int) -> dict[str, Any]:
 
 
 def choose_bins(classes: int, features: int) -> int:
-    """Returns the number of bins of each feature, at most `MAX_BINS`."""
+    """Returns the number of bins per feature, at most `MAX_BINS`."""
     fitting = MAX_PLACES // (max(features, 1) * count_trees(classes))
     return min(MAX_BINS, max(MIN_BINS, fitting))
 
 
 def count_trees(classes: int) -> int:
-    """Returns how many trees boosting grows in each iteration: one for each class if there are more than two."""
+    """Returns how many trees boosting grows per iteration: one, or one per class if there are more than two."""
     return classes if classes > 2 else 1
 
 
 def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str, Array]) -> dict[str, float]:
-    """Fits a model, and returns its metrics by the names that a run gives them; adds its outputs by its name."""
+    """Fits a model, adds its outputs to `outputs`, and returns its metrics by the names that a run uses."""
     if data.classes:
         fit(model, data, data.targets)
         return score_classes(model, data, name, outputs)
-    center = data.targets.mean()  # the linear model rounds targets to the dtype of the features
+    center = data.targets.mean()  # the linear model rounds targets to the features' dtype
     fit(model, data, data.targets - center)
     predicted = model.predict(data.test_features) + center
     outputs[name] = predicted.astype(np.float32)[:, None]
@@ -140,7 +138,7 @@ def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str,
 
 def fit(model: Any, data: BaselineData, targets: Array) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as of a fit that has not converged after its iterations
+        warnings.simplefilter("ignore")  # for example, a fit that has not converged
         model.fit(data.features, targets, sample_weight=data.weights)
 
 
@@ -160,7 +158,7 @@ def score_values(predicted: Array, data: BaselineData) -> dict[str, float]:
 
 
 def score_classes(model: Any, data: BaselineData, name: str, outputs: dict[str, Array]) -> dict[str, float]:
-    """Returns the metrics of a classifier on the test rows, and adds its logits to the outputs."""
+    """Returns a classifier's metrics on the test rows, and adds its logits to `outputs`."""
     from sklearn import metrics
 
     true = data.test_targets

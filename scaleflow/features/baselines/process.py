@@ -1,6 +1,6 @@
 """Starts the process that fits the baselines, and waits for its end.
 
-The process reads the rows in the run's folder, and writes the metrics there, so that a resumed run has them, too.
+The process reads rows from the run's folder and writes the metrics there, so that a resumed run finds them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-#: Seconds between two looks at whether the run has to stop.
+#: Seconds between two checks whether the run has to stop.
 STOP_SECONDS = 0.1
 
 
 class BaselineProcess:
-    """The process that fits the baselines of a run; without a child, there are none to wait for."""
+    """The process that fits a run's baselines. Without a child there is nothing to wait for."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
         self._child = child
@@ -26,7 +26,7 @@ class BaselineProcess:
         return self._child is not None and self._child.poll() is None
 
     def wait(self, should_stop: Callable[[], bool]) -> bool:
-        """Waits for the end of the process; returns False if the run has to stop before."""
+        """Waits for the end of the process. Returns False if the run has to stop first."""
         while self._child is not None:
             try:
                 self._child.wait(STOP_SECONDS)
@@ -44,17 +44,17 @@ class BaselineProcess:
         return f"their process ended with exit code {self._child.returncode}"
 
     def end(self) -> None:
-        """Ends the process if it is alive. Then the rows stay, and a resumed run fits the baselines."""
+        """Kills the process if it is alive. The rows stay, and a resumed run fits the baselines."""
         if self._child is not None:
             self._child.kill()
             self._child.communicate()
 
 
 def start_process(folder: Path) -> BaselineProcess:
-    """Starts to fit the baselines to the rows in a run's folder. Raises OSError if that cannot be started."""
+    """Starts fitting the baselines to the rows in a run's folder. Raises OSError if the process cannot be started."""
     child = subprocess.Popen(
         [sys.executable, "-m", "scaleflow.features.baselines.fit", str(folder)],
-        stdin=subprocess.PIPE,  # nothing is written: the process ends when this one does
+        stdin=subprocess.PIPE,  # nothing is written: the process ends when this one ends
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         process_group=0,  # keeps Ctrl-C from the child

@@ -24,13 +24,13 @@ INDEX = "JOB_COMPLETION_INDEX"
 PODS = "SCALEFLOW_PODS"
 JOB = "SCALEFLOW_JOB"
 
-#: The oldest version that supports every field of the manifest.
+#: Oldest version of Kubernetes that supports every field of the manifest.
 LEAST_VERSION = "1.31"
 
-#: The group that owns a volume's files, so that an image's non-root user can write them.
+#: Group that owns a volume's files, so that a non-root user of an image can write them.
 GROUP = 1000
 
-#: Longest name of a host, a Service or a Job, in characters.
+#: Maximum length of a host, Service or Job name, in characters.
 MAX_NAME_LENGTH = 63
 
 CONTAINER = "scaleflow"
@@ -48,7 +48,7 @@ _MEMORY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 
 @dataclass(frozen=True)
 class KubernetesCluster(Cluster):
-    """The keys that only pods have. conf/cluster/kubernetes.yaml describes them."""
+    """Keys that only pods have. conf/cluster/kubernetes.yaml describes them."""
 
     name: str = "kubernetes"
     image: str | None = None
@@ -291,7 +291,7 @@ def optional_entry(key: str, value: Any) -> dict[str, Any]:
 
 
 def resources(cluster: KubernetesCluster) -> dict[str, Any]:
-    """Returns a pod's requests and limits. CPUs have no limit: a pod may use processors that are idle."""
+    """Returns a pod's requests and limits. CPUs have no limit, so that a pod may use idle processors."""
     cpus = {} if cluster.cpus is None else {"cpu": str(cluster.cpus)}
     memory = {} if cluster.memory is None else {"memory": cluster.memory}
     gpus = {"nvidia.com/gpu": str(cluster.gpus)} if cluster.gpus else {}

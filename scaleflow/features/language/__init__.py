@@ -1,1 +1,1 @@
-"""Text from a language model."""
+"""Generates text with a language model."""

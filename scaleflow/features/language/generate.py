@@ -41,7 +41,7 @@ from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import IMPORTING, Display, display_for
 from scaleflow.runs.run import Run
 
-#: Characters that could change a terminal. A model of bytes may write any.
+#: Control characters, which could change a terminal. A model of bytes may generate any of them.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -83,24 +83,24 @@ def generate_text(
     uri: str | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> str:
-    """Returns the text with which a language model continues a prompt, as `scaleflow generate` does.
+    """Returns a language model's continuation of a prompt, as `scaleflow generate` does.
 
     It computes in this process, so it imports TensorFlow.
 
     Args:
-        run_id: a run of `dataset=tokens`, or its model: what `scaleflow generate` takes as RUN_ID.
-        prompt: the beginning of the text. It is not part of what is returned.
-        tokens: how many tokens are generated. At least 1.
+        run_id: a run of `dataset=tokens`, or its model, like RUN_ID of `scaleflow generate`.
+        prompt: the beginning of the text. The result does not repeat it.
+        tokens: number of tokens to generate. At least 1.
         temperature: 0: the most probable token each time; 1: as the model predicts. At least 0.
         top_k: draws among this many of the most probable tokens. None: among all.
         top_p: draws among the most probable tokens that together have this probability. Above 0, at most 1.
         seed: the same seed draws the same text. At least 0.
-        uri: the address of the store that has the run; None: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
-        on_text: gets each piece of the text as soon as it is generated.
+        uri: address of the store with the run; None: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+        on_text: receives each piece of the text as soon as it is generated.
 
     Raises:
-        ConfigError: if there is no such run, it is no language model, the prompt is empty or has words that the run
-            does not know, or a value is out of its range.
+        ConfigError: if the run does not exist or is not a language model, if the prompt is empty or has words that the
+            run does not know, or if a value is out of its range.
     """
     sampling = Sampling(tokens, temperature, top_k, top_p=top_p, seed=seed)
     sampling.check()
@@ -111,7 +111,7 @@ def generate_text(
 
     def show(text: str) -> None:
         pieces.append(text)
-        if on_text is not None and len(pieces) > 1:  # the first one is the prompt
+        if on_text is not None and len(pieces) > 1:  # the first piece is the prompt
             on_text(text)
 
     return continue_text(typed, sampling, show, display=quiet, label="prompt")[0]
@@ -123,10 +123,10 @@ def continue_text(
     """Shows the prompt, then each piece of its continuation.
 
     Returns:
-        The continuation, the run, and the seconds that it took.
+        The continuation, the run, and the seconds for generating.
 
     Raises:
-        ConfigError: as `generate_text` does; `label` names the prompt.
+        ConfigError: as `generate_text` does. Messages call the prompt `label`.
     """
     plan = make_prediction_plan(typed)
     if not typed.prompt:

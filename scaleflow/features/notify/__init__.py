@@ -1,1 +1,1 @@
-"""Messages at the end of runs and sweeps, and when processes are restarted."""
+"""Sends messages at the end of runs and sweeps, and when processes are restarted."""

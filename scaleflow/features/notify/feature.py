@@ -7,7 +7,7 @@ from scaleflow.interfaces.features import Feature
 
 @dataclass(frozen=True)
 class NotifyOptions:
-    """Where messages go."""
+    """The address for messages."""
 
     notify: str | None = None
 

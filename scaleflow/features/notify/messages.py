@@ -1,7 +1,7 @@
-"""Sends the messages that `tracking.notify` asks for: at the end of a run or a sweep, and when processes are restarted.
+"""Sends messages to `tracking.notify`: at the end of a run or a sweep, and when processes are restarted.
 
-A message is the object of `--json`, with `event` (`ended` or `restarted`) and `text`, a line for people; to Slack it is
-that line. A message that cannot be sent is a note, and changes nothing else.
+A message is the object of `--json` with `event` (`ended` or `restarted`) and `text`, a readable line. Slack gets only
+the line. If a message cannot be sent, a note says so, and nothing else changes.
 """
 
 import threading
@@ -16,17 +16,17 @@ from scaleflow.interfaces.formatting import list_metric_rows, to_json
 from scaleflow.interfaces.hooks import FollowedRun, LauncherHook
 from scaleflow.interfaces.secret_masking import mask_secrets
 
-#: The start of the address of a webhook of Slack, or of what takes its messages.
+#: Prefix of the address of a Slack webhook, or of a service that takes Slack's messages.
 SLACK = "slack:"
 
-#: How often a message is sent again after no answer or a passing error, and the seconds for one answer.
+#: Number of retries after no answer or a temporary error, and seconds to wait for one answer.
 RETRIES = 3
 SECONDS = 5.0
 
-#: The most metrics in a line.
+#: Maximum of metrics in a line.
 MAX_METRICS = 3
 
-#: The statuses of errors that may pass.
+#: HTTP statuses of temporary errors.
 PASSING_ERRORS = (429, 500, 502, 503, 504)
 
 
@@ -38,14 +38,14 @@ class Messages(LauncherHook):
         self._address = run.plan.of(NotifyOptions).notify
 
     def on_event(self, event: Event) -> None:
-        """Sends a message on a restart, while the run goes on."""
+        """Sends a message about a restart in the background."""
         if self._address is None or not isinstance(event, Restarted):
             return
         answer = {"status": "RUNNING", "error": event.reason}
         threading.Thread(target=self._try_to_send, args=(self._address, answer, "restarted"), daemon=True).start()
 
     def after_run(self, answer: Mapping[str, Any]) -> None:
-        """Sends the message on the end, and waits until it has arrived. Jobs that finished are in that of the sweep."""
+        """Sends the message about the end and waits for its arrival. The sweep's message covers jobs that finished."""
         is_told_by_sweep = self.run.is_job and answer["exit_code"] == 0
         if self._address is not None and not is_told_by_sweep:
             self._try_to_send(self._address, answer, "ended")
@@ -62,12 +62,12 @@ def send(address: str, name: str, answer: Mapping[str, Any], event: str = "ended
 
     Args:
         address: `tracking.notify`.
-        name: what the message is about, such as `sweep of model.units`.
+        name: subject of the message, such as `sweep of model.units`.
         answer: the object of `--json`.
         event: `ended` or `restarted`.
 
     Returns:
-        Why the address has not taken it, else an empty text.
+        Why the address did not take it; empty if it did.
     """
     masked = to_json(mask_secrets({"event": event, "text": describe_end(name, answer, event), **answer}))
     body = {"text": masked["text"]} if address.startswith(SLACK) else masked
@@ -75,7 +75,7 @@ def send(address: str, name: str, answer: Mapping[str, Any], event: str = "ended
 
 
 def describe_end(name: str, answer: Mapping[str, Any], event: str) -> str:
-    """Returns the line about a run: its status, its error, and its metrics of the test or the validation."""
+    """Returns a line about a run: status, error, and metrics of the test or the validation."""
     status = "was restarted" if event == "restarted" else answer.get("status")
     metrics = [f"{label} {value}" for label, value in list_metric_rows(answer.get("metrics") or {})[:MAX_METRICS]]
     parts = [answer.get("error"), *metrics, answer.get("run_id") and f"run {answer['run_id']}"]
@@ -83,7 +83,7 @@ def describe_end(name: str, answer: Mapping[str, Any], event: str) -> str:
 
 
 def post(url: str, body: Mapping[str, Any]) -> str:
-    """Sends a JSON object; returns why it has not arrived, else an empty text."""
+    """Sends a JSON object. Returns why it did not arrive; empty if it did."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry

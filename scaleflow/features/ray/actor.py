@@ -13,12 +13,12 @@ from scaleflow.launcher.processes.worker_process import LocalWorker
 from scaleflow.launcher.recording.system_metrics import MachineMetrics, Values, name_by_host
 from scaleflow.runs import RunSpec
 
-#: Maximum seconds that one call of `WorkerActor.wait` blocks. Each call costs the launcher more than a millisecond.
+#: Maximum of seconds that one call of `WorkerActor.wait` blocks. Each call costs the launcher more than a millisecond.
 WAIT_SECONDS = 60.0
 
 
 class ActorLocation(NamedTuple):
-    """Where an actor runs: the HOST:PORT on which its process listens for the others, and the machine's name."""
+    """The location of an actor: HOST:PORT where its process listens for the others, and the machine's name."""
 
     address: str
     host: str
@@ -28,8 +28,8 @@ class WorkerActor:
     """Starts, watches and ends one process of a run on the machine of this actor.
 
     The constructor starts the fork server, which imports TensorFlow while Ray still starts the other actors. If this
-    machine has the launcher's working directory `folder`, it becomes the working directory here too, so that relative
-    paths mean the same.
+    machine has the launcher's working directory `folder`, it becomes the working directory here. Then relative paths
+    mean the same.
     """
 
     def __init__(self, folder: str) -> None:
@@ -50,7 +50,10 @@ class WorkerActor:
         return self._started
 
     def locate(self, address: str | None) -> ActorLocation:
-        """Returns where this actor runs. `address` is the host's; None for the one by which Ray knows the machine."""
+        """Returns where this actor runs.
+
+        `address` is the host's address; None: the one that Ray uses for the machine.
+        """
         import ray as engine
 
         host = address or engine.util.get_node_ip_address()
@@ -60,14 +63,14 @@ class WorkerActor:
         return Path(path).exists()
 
     def start(self, spec: RunSpec, environment: Mapping[str, str]) -> int:
-        """Starts the process and returns its id. `environment` has variables to add to those of the machine."""
+        """Starts the process and returns its id. `environment` adds variables to the machine's."""
         self._port.close()  # as late as possible, so that no other process takes the port
         self._started = LocalWorker(spec, {"TMPDIR": self._temporary.name, **environment}, self._server)
-        self._started.release()  # the launcher has opened the store
+        self._started.release()  # the launcher already opened the store
         return self._wait_for_pid()
 
     def start_again(self) -> int:
-        """Restarts the process, which has died, and returns the new id."""
+        """Restarts the process after its death, and returns the new id."""
         self._process.start_again()
         return self._wait_for_pid()
 
@@ -78,7 +81,7 @@ class WorkerActor:
         return self._process.pid
 
     def wait(self) -> int | None:
-        """Waits up to `WAIT_SECONDS` for the end; returns the exit status, or None while the process runs."""
+        """Waits up to `WAIT_SECONDS` for the end. Returns the exit status, or None while the process runs."""
         self._process.wait(WAIT_SECONDS)
         return self._process.returncode
 

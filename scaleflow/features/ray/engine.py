@@ -21,31 +21,31 @@ from scaleflow.cluster.network import is_address, is_listening
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Rule
 
-#: The variable from which Ray itself reads the cluster's address.
+#: Ray's own environment variable for the cluster's address.
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 
-#: Ray's addresses for a cluster that already runs on this machine, and for a new one that only this run uses.
+#: Ray's addresses: of a cluster that already runs on this machine, and of a new one for this run only.
 RUNNING_CLUSTER = "auto"
 NEW_CLUSTER = "local"
 
 LOOPBACK = "127.0.0.1"
 
-#: Time between polls of the cluster.
+#: Seconds between polls of the cluster.
 POLL_SECONDS = 0.2
 
-#: Time to wait for slots before printing that the run waits.
+#: Seconds to wait for slots before printing that the run waits.
 NOTICE_SECONDS = 2.0
 
-#: Ray may still list a lost node as alive for this long.
+#: Ray may still list a lost node as alive for this many seconds.
 NODE_LOSS_SECONDS = 1.0
 
-#: Time to wait for a lost process's node to return before the run continues with fewer workers.
+#: Seconds to wait for a lost process's node to return before the run continues with fewer workers.
 NODE_RETURN_SECONDS = 5.0
 
 #: A Unix socket path has at most 107 bytes, and Ray's socket names take about 70 of them.
 MAX_FOLDER_LENGTH = 30
 
-#: Longest absence of the cluster's head. Ray ends this process if the head is away for a minute.
+#: Maximum of seconds without the cluster's head. Ray ends this process after a minute.
 HEAD_SECONDS = 20.0
 
 _connection_lock = threading.RLock()
@@ -56,7 +56,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 @dataclass(frozen=True)
 class RayCluster(Cluster):
-    """The keys that only a Ray cluster has. conf/cluster/ray.yaml describes them."""
+    """Keys that only a Ray cluster has. conf/cluster/ray.yaml describes them."""
 
     name: str = "ray"
     min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
@@ -120,7 +120,7 @@ def connect_ray(cluster: RayCluster, count: int) -> Iterator[None]:
 
 
 def connect_or_start(address: str, least: int) -> None:
-    """Connects to the cluster, or starts a local one with at least `least` CPUs; raises ConfigError if that fails."""
+    """Connects to the cluster, or starts a local one with at least `least` CPUs. Raises ConfigError if that fails."""
     if address == NEW_CLUSTER:  # a token keeps others out; `import ray` reads these variables
         variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
         os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
@@ -136,7 +136,7 @@ def connect_or_start(address: str, least: int) -> None:
         with preserve_signal_handlers():
             ray.init(address=address, **options)
         _head = ray.get_runtime_context().gcs_address
-    except Exception as error:  # Ray raises exceptions of many types
+    except Exception as error:  # Ray raises many types
         reason = (str(error).strip().splitlines() or [""])[-1]
         if not reason or not isinstance(error, OSError | RuntimeError):
             reason = f"{type(error).__name__}: {reason}"
@@ -146,7 +146,7 @@ def connect_or_start(address: str, least: int) -> None:
 
 
 def is_head_reachable() -> bool:
-    """Tells whether the cluster's head answers within `HEAD_SECONDS`. After one failure the answer stays False."""
+    """Returns whether the cluster's head answers within `HEAD_SECONDS`. After one failure the answer stays False."""
     global _head
     deadline = time.monotonic() + HEAD_SECONDS
     while _head and not is_listening(_head):
@@ -157,7 +157,10 @@ def is_head_reachable() -> bool:
 
 
 def disconnect() -> None:
-    """Disconnects, and stops a cluster that `connect_or_start` started. Ray hangs in shutdown if the head is gone."""
+    """Disconnects, and stops a cluster started by `connect_or_start`.
+
+    Skips Ray's shutdown, which would hang, without a head.
+    """
     import ray
 
     if is_head_reachable():
@@ -168,7 +171,7 @@ def disconnect() -> None:
 
 
 def make_cluster_folder() -> str:
-    """Makes the temporary folder for a local cluster's logs and sockets; `disconnect` deletes it."""
+    """Creates the temporary folder for a local cluster's logs and sockets. `disconnect` deletes it."""
     is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= MAX_FOLDER_LENGTH
     parent = None if is_short else "/tmp"
     _folders.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
@@ -177,7 +180,7 @@ def make_cluster_folder() -> str:
 
 @contextlib.contextmanager
 def preserve_signal_handlers() -> Iterator[None]:
-    """Restores the handlers of SIGINT and SIGTERM, which Ray replaces with ones that end the process."""
+    """Restores the handlers of SIGINT and SIGTERM: Ray replaces them by handlers that end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -194,7 +197,7 @@ def resource_bundle(cluster: RayCluster) -> dict[str, float]:
 
 
 def count_slots(cluster: RayCluster) -> int:
-    """Returns how many processes fit on the nodes that are alive, counting resources that others use as free."""
+    """Returns how many processes fit on the live nodes. Resources in use count as free."""
     import ray
 
     required = resource_bundle(cluster)
@@ -205,14 +208,14 @@ def count_slots(cluster: RayCluster) -> int:
 def reserve_slots(
     cluster: RayCluster, count: int, least: int, should_stop: Callable[[], bool], report: Callable[[str], None]
 ) -> Any:
-    """Reserves a placement group with one slot per process; returns None if it was not granted.
+    """Reserves a placement group with one slot per process. Returns None if it was not granted.
 
     While the cluster is large enough but busy, it waits without a limit. While the cluster is too small, it waits
-    `cluster.start_seconds`, since an autoscaler may add nodes, or `NODE_RETURN_SECONDS` if fewer processes would do.
+    `cluster.start_seconds`, since an autoscaler may add nodes, or `NODE_RETURN_SECONDS` if fewer processes suffice.
 
     Args:
         cluster: the `cluster` options, with the resources of each process.
-        least: the smallest number of processes with which the run can continue.
+        least: minimum of processes to continue the run with.
         should_stop: polled; when it returns true, the function gives up.
         report: called once with a message if the wait takes longer than `NOTICE_SECONDS`.
     """
@@ -279,8 +282,8 @@ def wait_for_slots(cluster: RayCluster, wanted: int, least: int, should_stop: Ca
     """Returns how many processes, at most `wanted`, fit on the cluster after it lost a process.
 
     It waits `NODE_LOSS_SECONDS` for Ray to notice a lost node, `NODE_RETURN_SECONDS` while there is room for `least`
-    but not for `wanted`, and `cluster.start_seconds` while there is not even room for `least`. Returns 0 if it is
-    stopped.
+    but not for `wanted`, and `cluster.start_seconds` while there is not even room for `least`. Returns 0 if it should
+    stop.
     """
     began = time.monotonic()
     while not should_stop():

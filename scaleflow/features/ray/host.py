@@ -1,7 +1,7 @@
 """Starts the processes of a run on the machines of a Ray cluster.
 
-An actor (`ray_actor.py`) runs each process. This command is the run's only launcher: it displays, records and restarts
-the run as it does with local processes. All machines must see the run's folder.
+An actor (`actor.py`) runs each process. This command is the run's only launcher: it displays, records and restarts the
+run as it does with local processes. All machines must see the run's folder.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ from scaleflow.runs.resume import keep_batching
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.
 CONCURRENT_CALLS = 4
 
-#: Processes that start at the same time. Their environments, which name all processes, are in memory meanwhile.
+#: Number of processes started at the same time. Until a process has started, its environment, which names all
+#: processes, stays in memory.
 STARTS_AT_ONCE = 64
 
 #: Seconds to wait for an answer from an actor.
@@ -40,15 +41,15 @@ ANSWER_SECONDS = 60.0
 #: Seconds without an answer from an actor after which the launcher checks the cluster's head.
 HEAD_CHECK_SECONDS = 5.0
 
-#: Attempts to start the processes after a loss, since Ray may still offer slots on a machine that is gone.
+#: Attempts to start the processes after a loss. Ray may still offer slots on a lost machine.
 MAX_START_ATTEMPTS = 3
 
-#: Seconds for Ray to report the loss of a machine after other processes have lost the connection to it.
+#: Seconds for Ray to report a lost machine after other processes noticed the lost connection.
 LOSS_REPORT_SECONDS = 5.0
 
 
 class RayProcess(RunProcess):
-    """A process of the run on another machine, `host`. A `WorkerActor`, of which `actor` is Ray's handle, runs it."""
+    """A process of the run on another machine, `host`. A `WorkerActor` runs it; `actor` is Ray's handle to that."""
 
     returncode: int | None = None
     pid = 0
@@ -67,11 +68,11 @@ class RayProcess(RunProcess):
         self.pid = self._receive(self._answer) or 0
 
     def request(self, name: str, *arguments: Any) -> Any:
-        """Calls a method of the actor, and returns Ray's reference to the answer; None if the cluster is gone."""
+        """Calls a method of the actor. Returns Ray's reference to the answer, or None if the cluster is gone."""
         return getattr(self._actor, name).remote(*arguments) if ray.is_head_reachable() else None
 
     def _receive(self, answer: Any) -> Any:
-        """Returns the answer of the actor; None if the actor is gone. Raises ConfigError if its method raises one."""
+        """Returns the actor's answer, or None if the actor is gone. Raises ConfigError if its method raises one."""
         import ray as engine
 
         if answer is None:
@@ -81,7 +82,7 @@ class RayProcess(RunProcess):
             return engine.get(answer, timeout=ANSWER_SECONDS)
         except Exception as error:
             if isinstance(error, ConfigError):
-                raise ConfigError(str(getattr(error, "cause", error))) from None  # without the traceback that Ray adds
+                raise ConfigError(str(getattr(error, "cause", error))) from None  # without Ray's traceback
             self.mark_lost(format_actor_error(error))
             return None
 
@@ -94,7 +95,7 @@ class RayProcess(RunProcess):
             self._changed.notify_all()
 
     def receive_exit(self, answer: Any) -> bool:
-        """Takes the answer to a request `wait`, and returns whether the process still runs."""
+        """Takes the answer to a `wait` request. Returns whether the process still runs."""
         import ray as engine
 
         try:
@@ -163,9 +164,10 @@ class RayHost:
                 yield spec, processes
 
     def _start_processes(self, spec: RunSpec, cleanup: contextlib.ExitStack) -> tuple[RunSpec, list[RayProcess]]:
-        """Starts all processes; `cleanup` ends them. After a loss it retries: a machine that Ray offers may be gone.
+        """Starts all processes. `cleanup` ends them. After a loss it retries, because Ray may offer a machine that is
+        gone.
 
-        Raises ConfigError if there is no room for them, or a machine does not see a folder of the run.
+        Raises ConfigError if there is no room, or a machine does not see a folder of the run.
         """
         tries = MAX_START_ATTEMPTS if spec.attempt else 1
         while True:
@@ -203,7 +205,7 @@ class RayHost:
                 raise ConfigError(ray.explain_too_large(cluster, count))
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
-        """Returns why the attempt ended, after Ray has had time to report a loss that processes noticed before it."""
+        """Returns why the attempt ended. Waits for Ray to report a loss that processes may have noticed earlier."""
         deadline = time.monotonic() + LOSS_REPORT_SECONDS
         while (
             ray.is_head_reachable() and all(process.has_server for process in processes) and time.monotonic() < deadline
@@ -218,13 +220,13 @@ class RayHost:
 
     @property
     def _least(self) -> int:
-        """The smallest number of workers with which the run continues after a loss."""
+        """Minimum of workers to continue the run with after a loss."""
         return self._cluster.min_workers or self._workers
 
     def _resize(self, spec: RunSpec) -> RunSpec:
-        """Returns the spec with as many workers as there is room for after a loss.
+        """Returns the spec with as many workers as fit after a loss.
 
-        Raises ConfigError if there is room for too few.
+        Raises ConfigError if too few fit.
         """
         plan = spec.plan
         others = sum(count_processes(plan).values()) - count_workers(plan)
@@ -247,7 +249,7 @@ class RayHost:
 
 
 def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) -> list[RayProcess]:
-    """Starts an actor and a process in each slot of a placement group; `cleanup` ends them.
+    """Starts an actor and a process in each slot of a placement group. `cleanup` ends them.
 
     Raises ConfigError if an actor cannot start, or a machine does not see a folder of the run.
     """
@@ -282,13 +284,13 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
             process.await_start()
     finally:
         for process in processes:
-            cleanup.callback(process.kill)  # runs before `close_processes`, which waits for their ends
+            cleanup.callback(process.kill)  # runs before `close_processes`, which waits for them
         watch_exits(processes)
     return processes
 
 
 def watch_exits(processes: Sequence[RayProcess]) -> None:
-    """Starts one thread that asks the actors for the exit statuses until all of these processes have ended."""
+    """Starts a thread that asks the actors for exit statuses until all these processes have ended."""
     threading.Thread(target=wait_for_exits, args=(processes,), name="ends of processes", daemon=True).start()
 
 
@@ -310,13 +312,13 @@ def wait_for_exits(processes: Sequence[RayProcess]) -> None:
                 break
             answered = {answer: pending.pop(answer) for answer in ready}
             waiting = [process for answer, process in answered.items() if process.receive_exit(answer)]
-    for process in {*waiting, *pending.values()}:  # not of all, because another thread watches those started again
+    for process in {*waiting, *pending.values()}:  # not all: another thread watches restarted ones
         if process.is_alive:
             process.mark_lost()  # with the cluster
 
 
 def measure_processes(processes: Sequence[RayProcess]) -> Values:
-    """Returns the system metrics of the processes and their machines, without those of actors that do not answer."""
+    """Returns the system metrics of the processes and their machines, except for actors that do not answer."""
     import ray as engine
 
     values: Values = {}
@@ -329,7 +331,7 @@ def measure_processes(processes: Sequence[RayProcess]) -> Values:
 
 
 def close_processes(processes: Sequence[RayProcess]) -> None:
-    """Waits for the ends of processes, then has their actors release what they hold."""
+    """Waits until processes have ended, then lets their actors release their resources."""
     import ray as engine
 
     deadline = time.monotonic() + ANSWER_SECONDS
@@ -344,8 +346,8 @@ def close_processes(processes: Sequence[RayProcess]) -> None:
 def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = ANSWER_SECONDS) -> list[Any]:
     """Calls a method of all actors at the same time and returns their answers.
 
-    Raises `ActorUnanswered` if an actor or its machine is gone, or does not answer within `seconds`, and ConfigError if
-    an actor raises an exception.
+    Raises `ActorUnanswered` if an actor or its machine is gone or does not answer within `seconds`. Raises ConfigError
+    if an actor raises an exception.
     """
     import ray as engine
 
@@ -359,7 +361,7 @@ def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: floa
 
 
 def format_actor_error(error: Exception) -> str:
-    """Returns the last line of an exception that an actor's method or constructor raised, or "" for a lost actor."""
+    """Returns the last line of an exception raised in an actor's method or constructor, or "" for a lost actor."""
     from ray.exceptions import RayTaskError
 
     if not (isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)):
@@ -406,10 +408,10 @@ def find_host_without(folder: Path, actors: Sequence[Any], locations: Sequence[A
 
 
 def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) -> Plan:
-    """Returns the plan for the largest number of workers, `least` to `most`, that divides the run's global batch.
+    """Returns the plan for the largest number of workers, from `least` to `most`, that divides the run's global batch.
 
-    `params` has the run's original numbers of workers and replicas and its batch size. Raises ConfigError if none of
-    these numbers divides the global batch.
+    `params` has the run's original numbers of workers and replicas, and its batch size. Raises ConfigError if no number
+    divides the global batch.
     """
     config = copy.deepcopy(dict(plan.config))
     keep_batching(config, params)

@@ -1,1 +1,1 @@
-"""Runs in jobs of Slurm."""
+"""Runs in Slurm jobs."""

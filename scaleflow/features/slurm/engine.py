@@ -14,7 +14,8 @@ from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.cluster.tasks import HAS_RUN, check_enough, count_servers, make_tf_config
 from scaleflow.errors import ConfigError
 
-#: This task, its node, and the tasks and nodes of the step. A batch script without srun has no SLURM_STEP_* variables.
+#: Variables of this task and its node, and of the step's tasks and nodes. A batch script without srun has no
+#: SLURM_STEP_* variables.
 TASK = "SLURM_PROCID"
 NODE = "SLURM_NODEID"
 COUNT = "SLURM_STEP_NUM_TASKS"
@@ -94,8 +95,8 @@ def expand_range(part: str) -> list[str]:
 
 
 def choose_ports(environment: Mapping[str, str], count: int) -> Sequence[int]:
-    """Returns the ports of `count` tasks on one node: the step's reserved ports, or some that the job's number
-    gives.
+    """Returns the ports of `count` tasks on one node: the step's reserved ports, or ports derived from the job's
+    number.
     """
     if reserved := environment.get(RESERVED_PORTS):
         first, _, last = reserved.partition("-")
@@ -110,7 +111,7 @@ def choose_ports(environment: Mapping[str, str], count: int) -> Sequence[int]:
 def render_batch_script(name: str, tasks: int, words: Sequence[str], folder: str | None = None) -> str:
     """Returns a batch script that runs a command as one run, and resumes the run when Slurm requeues the job.
 
-    The `words` of the command must be quoted for a shell. Without a `folder` the run's is named after the job's number.
+    The `words` of the command must be quoted for a shell. Without a `folder`, the run's folder has the job's number.
     """
     path = "outputs/slurm-$SLURM_JOB_ID" if folder is None else shlex.quote(folder)
     return SCRIPT.format(name=shlex.quote(name), tasks=tasks, words=" ".join(words), folder=path, ready=HAS_RUN)

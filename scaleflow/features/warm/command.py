@@ -29,7 +29,7 @@ from scaleflow.launcher.processes.handover import (
     start_warm_server,
 )
 
-#: Seconds to wait until a server without commands has ended.
+#: Maximum of seconds to wait for the end of a server without commands.
 STOP_SECONDS = 10.0
 
 
@@ -62,7 +62,7 @@ def describe_servers() -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def stop() -> tuple[list[str], list[dict[str, Any]]]:
-    """Asks all servers to end, and waits for those that run no command."""
+    """Asks all servers to end, and waits for those without a running command."""
     stopped = [(files, answer) for files in find_servers() if (answer := ask(files, "stop"))]
     lines = []
     for _, answer in stopped:
@@ -75,7 +75,7 @@ def stop() -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def ask(files: ServerFiles, question: str) -> dict[str, Any]:
-    """Returns a server's answer; {} if it is gone."""
+    """Returns a server's answer, or {} if it is gone."""
     try:
         return ask_server(files, question)
     except NotWarm:

@@ -1,4 +1,4 @@
-"""A command in a process that the warm server has forked. See `launcher/processes/handover.py`."""
+"""A command in a process forked by the warm server. See `launcher/processes/handover.py`."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from scaleflow.compat.hydra import find_plugins_again
 from scaleflow.compat.python import join_threads, run_exit_functions
 from scaleflow.launcher.processes.handover import FORKED_BY, ServerFiles, report_exit
 
-#: The folders with Hydra's plugins that the server has imported.
+#: Folders of Hydra plugins that the server has imported.
 PLUGIN_FOLDERS: list[str] = []
 
 
 def main() -> None:
-    """Runs the command. `sys.argv` is described at `COMMAND`."""
+    """Runs the command. `COMMAND` describes `sys.argv`."""
     _, address, typed, *words, descriptor = sys.argv
     link = socket.socket(fileno=int(descriptor))
     FORKED_BY.append(ServerFiles(Path(address).parent, Path(address).stem))
@@ -30,8 +30,8 @@ def main() -> None:
         os._exit(0)
     threading.Thread(target=end_with_client, args=(link,), name="client", daemon=True).start()
     sys.argv, sys.orig_argv = words, json.loads(typed)
-    sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # the one that processes of `multiprocessing` import
-    if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has plugins, too
+    sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # `multiprocessing` imports this module
+    if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has further plugins
         find_plugins_again()
     code = 1
     try:
@@ -39,7 +39,7 @@ def main() -> None:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
-    finally:  # as an interpreter ends
+    finally:  # like the end of an interpreter
         join_threads()
         run_exit_functions()
         with contextlib.suppress(OSError, ValueError):
@@ -48,7 +48,10 @@ def main() -> None:
 
 
 def end_with_client(link: socket.socket) -> None:
-    """Ends this process when the process that typed the command is gone. It was killed: it passes other signals on."""
+    """Kills this process when the process that typed the command was killed.
+
+    That process forwards other signals itself.
+    """
     while link.recv(1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

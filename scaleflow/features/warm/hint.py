@@ -1,4 +1,4 @@
-"""Tells about the warm server after a slow start, once a day."""
+"""Suggests the warm server after a slow start, at most once a day."""
 
 import os
 import time
@@ -9,17 +9,17 @@ from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.hooks import LauncherHook
 from scaleflow.launcher.processes.handover import FORKED_BY, WARM_ENV
 
-#: No hint is given if the start took less than this.
+#: A start is slow from this many seconds on.
 SLOW_SECONDS = 3.0
 
 DAY_SECONDS = 86_400.0
 
 
 class WarmHint(LauncherHook):
-    """Gives a hint to a user at a terminal who has not decided about the warm server."""
+    """Suggests the warm server to a user at a terminal who has neither enabled nor disabled it."""
 
     def on_event(self, event: Event) -> None:
-        """Gives the hint after a start that was slow."""
+        """Prints the hint after a slow start."""
         if not isinstance(event, RunReady) or not self.run.is_on_terminal:
             return
         is_decided = bool(FORKED_BY) or WARM_ENV in os.environ
@@ -32,12 +32,12 @@ class WarmHint(LauncherHook):
 
 
 def is_due(mark: Path) -> bool:
-    """Returns whether the hint was not given within a day, and notes in the file that it is given now."""
+    """Returns whether the last hint is more than a day old. If so, marks the file as a new hint."""
     try:
         if mark.exists() and time.time() - mark.stat().st_mtime < DAY_SECONDS:
             return False
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    except OSError:  # it could not be remembered, and would be given at every start
+    except OSError:  # without the mark, the hint would appear at every start
         return False
     return True

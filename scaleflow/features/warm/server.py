@@ -1,8 +1,9 @@
 """The process of the warm server: `python -m scaleflow.features.warm.server SOCKET`.
 
-Standard input is the socket, and listens.
+Standard input is the listening socket.
 
-It imports what commands and workers import, and starts none of their runtimes. Code of users is imported in the forks.
+The server imports the modules of commands and workers but starts none of their runtimes. Users' code is imported only
+in forks.
 """
 
 import contextlib
@@ -39,14 +40,14 @@ from scaleflow.launcher.processes.handover import (
     describe_installation,
 )
 
-#: The server ends after so many seconds without a process.
+#: The server ends after this many seconds without a process.
 IDLE_SECONDS = 1800.0
 
-#: It ends when less memory is free than this share of the machine's, or than this many bytes.
+#: It also ends when less memory is free than this share of the machine's memory, and than this many bytes.
 MIN_FREE_MEMORY = 0.05
 MIN_FREE_BYTES = 1e9
 
-#: What commands import while they run, each with what it imports itself.
+#: Modules that commands import while they run. Their own imports come with them.
 IMPORTED_LATER = (
     *("scaleflow.cli", "scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.worker.main"),
     *("scaleflow.worker.evaluate", "scaleflow.worker.train"),
@@ -59,7 +60,7 @@ IMPORTED_LATER = (
 
 
 class WarmServer(ForkServer):
-    """A fork server of the user, which serves many commands. The socket `listener` is bound already."""
+    """A user's fork server, which serves many commands. The socket `listener` is already bound."""
 
     check_seconds: ClassVar[float] = 5.0
 
@@ -84,7 +85,7 @@ class WarmServer(ForkServer):
         return self._is_closing and not self._forked
 
     def _is_found(self) -> bool:
-        """Whether commands find this server: its socket is there, and what it has imported is unchanged."""
+        """Returns whether commands can use this server: its socket exists, and imported files are unchanged."""
         is_unchanged = describe_files(path for path, *_ in self._others) == self._others
         with contextlib.suppress(OSError):
             is_same = self._files.socket.stat().st_ino == self._identity
@@ -94,12 +95,12 @@ class WarmServer(ForkServer):
     def run(self) -> None:
         """Runs the server until it ends."""
         self._others = describe_files(list_other_files())
-        with contextlib.suppress(OSError):  # a full disk: commands then wait longer for an answer
+        with contextlib.suppress(OSError):  # disk full: commands then wait longer for an answer
             self._files.ready.touch()
         super().run()
 
     def close(self) -> None:
-        """Takes no more commands. The server ends after those that run."""
+        """Takes no new commands. The server ends after the running ones."""
         self._is_closing = True
         with contextlib.suppress(OSError):
             if self._files.socket.stat().st_ino == self._identity:
@@ -149,7 +150,7 @@ def is_memory_short() -> bool:
 
 
 def list_other_files() -> list[str]:
-    """Lists the imported modules that are neither Python's, nor installed as copies, nor the package scaleflow's."""
+    """Returns the files of imported modules, except Python's, installed copies, and the package scaleflow."""
     paths = sysconfig.get_paths()
     known = tuple({paths["stdlib"], paths["platstdlib"], str(Path(__file__).parents[2])})
     files = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
@@ -158,7 +159,7 @@ def list_other_files() -> list[str]:
 
 @pause_collector()
 def import_all() -> None:
-    """Imports what commands and their workers use."""
+    """Imports the modules that commands and their workers use."""
     import_tensorflow()
     from scaleflow import dataset, evaluation, model, objective, tracking
     from scaleflow.dataset import batches
@@ -170,18 +171,18 @@ def import_all() -> None:
         for module in pkgutil.iter_modules(package.__path__)
     ]
     for name in (*IMPORTED_LATER, *commands, *parts):
-        with contextlib.suppress(Exception):  # not installed, or a command of another package that is broken
+        with contextlib.suppress(Exception):  # not installed, or another package's broken command
             importlib.import_module(name)
     keep_config_files()
     with initialize_config_module("scaleflow.conf", version_base="1.3"):
-        compose("config")  # Hydra learns its grammar
+        compose("config")  # Hydra loads its grammar
     forked_command.PLUGIN_FOLDERS[:] = hydra_plugins.__path__
     gc.collect()
-    gc.freeze()  # memory that the collector does not touch stays shared with the forks
+    gc.freeze()  # memory that the collector does not touch stays shared with forks
 
 
 def keep_config_files() -> None:
-    """Keeps the YAML files that Hydra reads: reading them takes a third of the time in which it composes a config."""
+    """Caches the YAML files that Hydra reads: reading them takes a third of the time to compose a config."""
     source_class = find_package_source()
     read = source_class.load_config
     known: dict[tuple[str, str, str], ConfigResult] = {}

@@ -22,7 +22,7 @@ def write_litert(model: PortableModel, path: Path, calibration: Calibration, is_
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(model.folder), signature_keys=[SIGNATURE])
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]  # other runtimes lack TensorFlow's
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]  # not TensorFlow's: other runtimes lack them
     if is_int8:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = lambda: ((SIGNATURE, dict(each)) for each in calibration())
