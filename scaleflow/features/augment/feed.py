@@ -223,9 +223,11 @@ def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.T
 def weigh_share(share: tf.Tensor, weights: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the share of the first target in a mixture of two weighted targets, and the mixture's weight, both [b].
 
-    For a loss L that is linear in the target, such as the cross-entropy, and total = share * w + (1 - share) * v: share
-    * w * L(y) + (1 - share) * v * L(z) = total * L((share * w * y + (1 - share) * v * z) / total). The squared error
-    has the same gradient.
+    For a loss L that is linear in the target, such as the cross-entropy, and total = share * w + (1 - share) * v:
+
+        share * w * L(y) + (1 - share) * v * L(z) = total * L((share * w * y + (1 - share) * v * z) / total)
+
+    The squared error has the same gradient.
 
     Args:
         share: share of the first target, [b].

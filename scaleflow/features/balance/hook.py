@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KEY = "dataset.balance"
 
-#: Maximum of classes that a note lists.
+#: Maximum number of classes that a note lists.
 MAX_SHOWN = 10
 
 

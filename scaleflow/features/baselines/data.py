@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: Maximum of feature values, times the number of trees per iteration: boosting grows a tree for each class. This bounds
-#: the time. A clock must not, because the records of a run must not depend on the machine.
+#: Maximum number of feature values, times the trees per iteration (boosting grows one tree per class). This bounds the
+#: time. A clock must not, because the records of a run must not depend on the machine.
 MAX_VALUES = 50_000_000
 
-#: Maximum of rows read for the baselines if the split is read during training.
+#: Maximum number of rows read for the baselines if the split is read during training.
 MAX_STREAMED = 100_000
 
 #: With fewer training rows, a baseline is meaningless.

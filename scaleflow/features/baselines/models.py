@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 BOOSTING = "boosting"
 LINEAR = "linear"
 
-#: Maximum of iterations of the logistic regression. Most fits need fewer than 100, because numbers are standardised.
+#: Maximum number of iterations of the logistic regression. Most fits need fewer than 100: numbers are standardised.
 MAX_ITERATIONS = 300
 
 #: Boosting has a histogram place for each bin of each feature, and passes over all places for each leaf. With many
@@ -28,7 +28,7 @@ MAX_PLACES = 500_000
 MIN_BINS = 31
 MAX_BINS = 255
 
-#: Minimum of a probability before its logarithm is taken for the logits.
+#: Minimum probability: smaller ones are raised to this before their logarithm becomes a logit.
 MIN_PROBABILITY = 1e-9
 
 

@@ -52,7 +52,7 @@ from scaleflow.tracking.model_uris import FORMS
 LEVELS = ("hint", "drift", "fault")
 LEVEL = "drift"
 
-#: The default report, in the current folder, and the default maximum of examples per split.
+#: The default report, in the current folder, and the default maximum number of examples per split.
 REPORT = "data_report.html"
 EXAMPLES = 20_000
 
@@ -171,7 +171,7 @@ def check_data(
         overrides: the words of the run, such as "dataset=csv".
         config_dir: folders with your own options.
         against: a run, its folder or a model. The data are compared with its schema.
-        examples: maximum of examples to check per split.
+        examples: maximum number of examples to check per split.
         report: the page to write; None: none.
 
     Returns:

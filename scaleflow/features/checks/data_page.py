@@ -14,7 +14,7 @@ from scaleflow.pages.charts import Drawing, shorten_name, text, wrap_svg
 from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table, shorten_value
 from scaleflow.pages.pictures import draw_sheet, to_data_address
 
-#: Maximum of columns with a chart, of classes in a chart, and of categories in a chart.
+#: Maximum number of columns with a chart, of classes in a chart, and of categories in a chart.
 MAX_CHARTS = 24
 MAX_CLASSES = 6
 MAX_BARS = 12

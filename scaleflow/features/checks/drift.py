@@ -49,10 +49,10 @@ MARGIN = 1.5
 MAX_UNLISTED = 10_000
 KEPT_UNLISTED = 1000
 
-#: Maximum of values that NumPy can permute.
+#: Maximum number of values that NumPy can permute.
 MAX_PERMUTED = 10**9 - 1
 
-#: Maximum of values or columns that a message names.
+#: Maximum number of values or columns that a message names.
 MAX_NAMED = 5
 
 
@@ -167,7 +167,7 @@ class DriftCounter:
             before = np.append(before, np.zeros(len(unseen), np.int64))
             now = np.append(now, unseen)
             return compute_stability(before, now, looks=self._looks)
-        most_before = int(before.min()) if len(before) else 0  # maximum of a value that is not listed
+        most_before = int(before.min()) if len(before) else 0  # largest count of an unlisted value
         least = FEW + 2 * most_before  # by chance, an unlisted value hardly occurs this often
         rest_before = int(known["others"])
         rest_now = int(counts[-1])

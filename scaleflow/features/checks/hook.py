@@ -21,7 +21,7 @@ from scaleflow.worker.data import tell_unread
 #: Rules whose findings mean that test metrics are too optimistic.
 TOGETHER = ("groups", "time drift", "duplicates across splits")
 
-#: Maximum of findings that a run reports.
+#: Maximum number of findings that a run reports.
 MAX_TOLD = 5
 
 

@@ -26,10 +26,10 @@ from scaleflow.worker.runtime import setup_runtime
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
 
-#: Maximum of values read per split, so that they fit in memory.
+#: Maximum number of values read per split, so that they fit in memory.
 MAX_VALUES = 1 << 26
 
-#: Maximum of classes with pictures in the report.
+#: Maximum number of classes with pictures in the report.
 MAX_SHOWN = 12
 
 

@@ -18,7 +18,7 @@ from scaleflow.evaluation.single_column import score_column
 from scaleflow.features.checks.drift import FAULT, HINT, MAX_NAMED, DataFinding
 from scaleflow.interfaces.formatting import join_first
 
-#: Minimum of examples to judge.
+#: Minimum number of examples to judge.
 MIN_ROWS = 20
 
 #: A column with a larger share of missing values is mostly missing.

@@ -36,7 +36,7 @@ ERRORS = 3
 #: and at least WHOLE of the other columns (0 to 1, on average) agree within a group.
 WHOLE = 0.5
 
-#: Maximum of rows to find similar rows for, of columns that define similarity, and of similar rows per row.
+#: Maximum number of rows to find similar rows for, of columns that define similarity, and of similar rows per row.
 MAX_SOUGHT = 300
 MAX_COMPARED = 8
 MAX_SIMILAR = 5

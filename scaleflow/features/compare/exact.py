@@ -31,7 +31,7 @@ ASYNCHRONOUS = {"parameter_server": "its workers update the weights independentl
 #: Keys for the length of a run, which `resume` may change.
 LENGTHS = ("training.epochs", "training.max_steps")
 
-#: Maximum of differences per category that a message names.
+#: Maximum number of differences per category that a message names.
 MAX_NAMED = 5
 
 

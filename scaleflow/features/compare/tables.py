@@ -15,11 +15,11 @@ from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
-#: Maximum of characters in a value, and of rows in a table in the terminal.
+#: Maximum number of characters in a value, and of rows in a table in the terminal.
 MAX_LETTERS = 120
 MAX_ROWS = 40
 
-#: Maximum of lines of a diff in the terminal.
+#: Maximum number of lines of a diff in the terminal.
 MAX_LINES = 200
 
 #: Metrics of speed and memory that the terminal shows. It hides all others.

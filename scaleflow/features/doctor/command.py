@@ -199,7 +199,7 @@ PRECISIONS: Mapping[str, Judge] = {
 }
 
 
-#: Maximum of seconds for the probe. Importing TensorFlow takes seconds, many on a busy machine.
+#: Maximum seconds for the probe. Importing TensorFlow takes seconds, many on a busy machine.
 TENSORFLOW_SECONDS = 90.0
 
 #: Keys of the probe's answer.

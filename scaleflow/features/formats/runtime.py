@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Examples to compute before time is measured.
 WARM_UP = 10
 
-#: Maximum of seconds to wait for the end of the process.
+#: Maximum seconds to wait for the end of the process.
 END_SECONDS = 10.0
 
 

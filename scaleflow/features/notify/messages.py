@@ -23,7 +23,7 @@ SLACK = "slack:"
 RETRIES = 3
 SECONDS = 5.0
 
-#: Maximum of metrics in a line.
+#: Maximum number of metrics in a line.
 MAX_METRICS = 3
 
 #: HTTP statuses of temporary errors.

@@ -54,7 +54,7 @@ from scaleflow.runs.run import Run
 IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
 KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
 
-#: Maximum of configs composed for a sweep: the first job's, then configs that differ from it in one key.
+#: Maximum number of configs composed for a sweep: the first job's, then configs that differ from it in one key.
 MAX_COMPOSED = 12
 
 #: Overrides that the pipeline sets itself.

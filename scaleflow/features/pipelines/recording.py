@@ -79,8 +79,8 @@ def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageP
 #: Tag of a run: the name of its stage.
 STAGE_TAG = "scaleflow.stage"
 
-#: Maximum of metrics per stage in the table, maximum of characters of the table in the description, and number of
-#: characters shown of ids.
+#: Maximum number of metrics per stage in the table, of characters in the description's table, and of characters shown
+#: of an id.
 MAX_SHOWN = 3
 LONGEST_TABLE = 6000
 SHORT = 8

@@ -59,7 +59,7 @@ LOG = "stage.log"
 #: Seconds between checks of a process, or of the workers it left behind.
 LOOK_SECONDS = 0.05
 
-#: Maximum of seconds to wait for a killed command's workers: they first save a checkpoint.
+#: Maximum seconds to wait for a killed command's workers: they first save a checkpoint.
 LEFT_SECONDS = 90.0
 
 #: Exit codes of processes ended by a signal: this plus the signal's number.

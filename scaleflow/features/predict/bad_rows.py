@@ -19,13 +19,13 @@ from scaleflow.interfaces.extras import guard_extra
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.serving.cells import describe_units
 
-#: Maximum of rows of a chunk that are compared with training.
+#: Maximum number of rows of a chunk that are compared with training.
 MAX_ROWS = 2048
 
 Array = np.ndarray[Any, Any]
 
 
-#: Maximum of distinct values, and of columns, in the summary.
+#: Maximum number of distinct values, and of columns, in the summary.
 MAX_VALUES = 5
 MAX_COLUMNS = 20
 

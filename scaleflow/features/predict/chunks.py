@@ -118,7 +118,7 @@ def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: An
 
 T = TypeVar("T")
 
-#: Maximum of rows, and of batches, that are read and converted at once.
+#: Maximum number of rows, and of batches, that are read and converted at once.
 CHUNK_ROWS = 16_384
 CHUNK_BATCHES = 16
 

@@ -31,7 +31,7 @@ Decode = Callable[[Any], Any]
 DECODERS = os.cpu_count() or 1
 AT_ONCE = 32
 
-#: Maximum of rows that a device computes at once, and of input values in these rows.
+#: Maximum number of rows that a device computes at once, and of input values in these rows.
 BATCH_ROWS = 1024
 BATCH_VALUES = 1 << 22
 

@@ -16,7 +16,7 @@ from scaleflow.runs.run import Run
 #: The data source whose runs record their tokenizer.
 SOURCE = "scaleflow.dataset.tokens.Tokens"
 
-#: Maximum of unknown words that a message names.
+#: Maximum number of unknown words that a message names.
 MAX_NAMED = 5
 
 

@@ -42,8 +42,8 @@ class RowSource:
     Attributes:
         files: paths in reading order.
         schema: names and types of the columns.
-        read: yields the rows in order: `read(columns, at_once, skip)`, with the column names, the maximum of rows per
-            batch (for a text file, a block), and the number of rows to skip.
+        read: yields the rows in order: `read(columns, at_once, skip)`, with the column names, the maximum number of
+            rows per batch (for a text file, a block), and the number of rows to skip.
         name: returns the name of a row that was read, from its index: a file, or a file and a row counted from 1
             without the header.
         rows: number of rows; None: unknown before reading.
@@ -144,7 +144,7 @@ def to_words(value: Any) -> tuple[str, ...] | None:
     return tuple(value) if is_words else None
 
 
-#: Maximum of columns that a message names.
+#: Maximum number of columns that a message names.
 MAX_NAMED = 20
 
 

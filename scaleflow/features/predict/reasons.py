@@ -16,7 +16,7 @@ from scaleflow.serving.reasons import LAYER, TYPICAL, Explainer
 if TYPE_CHECKING:
     from scaleflow.features.predict.chunks import RowModel
 
-#: Maximum of a layer's values with one column each. More values become one column of lists.
+#: Maximum number of a layer's values that get one column each. More values become one column of lists.
 MAX_COLUMNS = 1000
 
 

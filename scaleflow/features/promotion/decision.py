@@ -29,7 +29,7 @@ from scaleflow.interfaces.formatting import format_number
 if TYPE_CHECKING:
     from scaleflow.evaluation.comparison import ScoreComparison
 
-#: Maximum of characters of the reasons in a tag.
+#: Maximum number of characters of the reasons in a tag.
 LONGEST = 2000
 
 
@@ -151,7 +151,7 @@ REQUESTS = 20
 START_SECONDS = 180.0
 ANSWER_SECONDS = 30.0
 
-#: Maximum of seconds for installing an environment.
+#: Maximum seconds for installing an environment.
 INSTALL_SECONDS = 900.0
 
 #: Runs a command. When standard input is closed, ends it with everything that it started: MLflow also starts a shell.

@@ -76,7 +76,7 @@ Array = np.ndarray[Any, Any]
 #: Config sections that a promotion takes from the model's run.
 PROMOTE = Policy((*DATA, "evaluation", "promotion"), "evaluations")
 
-#: Minimum of examples for comparing models.
+#: Minimum number of examples for comparing models.
 MIN_EXAMPLES = 30
 
 #: Split for comparing models.

@@ -13,7 +13,7 @@ from scaleflow.launcher.processes.worker_process import LocalWorker
 from scaleflow.launcher.recording.system_metrics import MachineMetrics, Values, name_by_host
 from scaleflow.runs import RunSpec
 
-#: Maximum of seconds that one call of `WorkerActor.wait` blocks. Each call costs the launcher more than a millisecond.
+#: Maximum seconds that one call of `WorkerActor.wait` blocks. Each call costs the launcher more than a millisecond.
 WAIT_SECONDS = 60.0
 
 

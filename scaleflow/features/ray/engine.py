@@ -45,7 +45,7 @@ NODE_RETURN_SECONDS = 5.0
 #: A Unix socket path has at most 107 bytes, and Ray's socket names take about 70 of them.
 MAX_FOLDER_LENGTH = 30
 
-#: Maximum of seconds without the cluster's head. Ray ends this process after a minute.
+#: Maximum seconds without the cluster's head. Ray ends this process after a minute.
 HEAD_SECONDS = 20.0
 
 _connection_lock = threading.RLock()
@@ -215,7 +215,7 @@ def reserve_slots(
 
     Args:
         cluster: the `cluster` options, with the resources of each process.
-        least: minimum of processes to continue the run with.
+        least: minimum number of processes to continue the run with.
         should_stop: polled; when it returns true, the function gives up.
         report: called once with a message if the wait takes longer than `NOTICE_SECONDS`.
     """

@@ -220,7 +220,7 @@ class RayHost:
 
     @property
     def _least(self) -> int:
-        """Minimum of workers to continue the run with after a loss."""
+        """Minimum number of workers to continue the run with after a loss."""
         return self._cluster.min_workers or self._workers
 
     def _resize(self, spec: RunSpec) -> RunSpec:

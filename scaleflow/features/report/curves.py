@@ -11,10 +11,10 @@ from scaleflow.interfaces.formatting import OF_STEPS, format_number
 from scaleflow.pages.charts import Chart, Drawing
 from scaleflow.runs import EventReader
 
-#: Maximum of points on the curve of a value that is logged every few steps.
+#: Maximum number of points on the curve of a value that is logged every few steps.
 MAX_POINTS = 200
 
-#: Maximum of metrics that are drawn.
+#: Maximum number of metrics that are drawn.
 MAX_METRICS = 4
 
 Points = Sequence[tuple[float, float]]

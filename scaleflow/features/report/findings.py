@@ -46,10 +46,10 @@ MIN_F1_GAIN = 0.1
 #: Another threshold must save this share of the cost at the usual threshold.
 MIN_SAVING = 0.1
 
-#: Maximum of findings of one rule that are listed.
+#: Maximum number of findings of one rule that are listed.
 MAX_NAMED = 3
 
-#: Maximum of columns that a finding names.
+#: Maximum number of columns that a finding names.
 MAX_COLUMNS = 10
 
 #: Metrics for comparing training, test and baseline. The first one that an output has is used.

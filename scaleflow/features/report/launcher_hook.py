@@ -13,7 +13,7 @@ from scaleflow.features.report.names import FINDINGS, REPORT
 from scaleflow.interfaces.hooks import KeptPredictions, LauncherHook
 from scaleflow.runs import RunFolder
 
-#: Maximum of findings in the summary of a run.
+#: Maximum number of findings in the summary of a run.
 MAX_FINDINGS = 5
 
 

@@ -16,7 +16,7 @@ from scaleflow.interfaces.hooks import ExampleReader
 from scaleflow.pages.html import make_table, shorten_value
 from scaleflow.pages.pictures import IN_A_ROW, SIDE, draw_sheet, to_data_address
 
-#: Maximum of rows in a table of the page. The files have all rows.
+#: Maximum number of rows in a table of the page. The files have all rows.
 MAX_SHOWN = 40
 
 #: File with the mistakes.

@@ -39,7 +39,7 @@ from scaleflow.pages.files import to_csv, write_files
 from scaleflow.pages.html import compose_section, make_charts, make_findings, make_page, make_table
 from scaleflow.runs import RunFolder
 
-#: Maximum of examples, the first ones, whose inputs are read to divide them into slices.
+#: Maximum number of examples (the first ones) whose inputs are read to divide them into slices.
 MAX_READ = 100_000
 
 #: Tables, in addition to the mistakes.

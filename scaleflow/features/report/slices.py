@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scaleflow.evaluation.outputs import OutputAnalysis
     from scaleflow.evaluation.predictions import Predictions
 
-#: Minimum of examples in a slice. TensorFlow Model Analysis has a similar limit.
+#: Minimum number of examples in a slice. TensorFlow Model Analysis has a similar limit.
 MIN_EXAMPLES = 30
 
 #: A column with at most this many distinct numbers, or texts, has a slice for each. Other columns are divided by
@@ -35,7 +35,7 @@ MIN_GAP_SHARE = 0.10
 #: Probability that a model without weak slices gets one by chance.
 ERROR = 0.05
 
-#: Maximum of slices with an interval, the worst ones.
+#: Maximum number of slices with an interval: the worst ones.
 MAX_INTERVALS = 100
 
 Array = np.ndarray[Any, Any]

@@ -52,7 +52,7 @@ CALL_SECONDS = 0.5
 #: A call takes at most this many times the steps of the previous call.
 MAX_GROWTH = 64
 
-#: Minimum of seconds and calls to measure a batch size, and maximum of seconds.
+#: Minimum seconds and calls for measuring a batch size, and maximum seconds.
 MIN_SECONDS = 1.0
 MIN_CALLS = 3
 MAX_SECONDS = 10.0
@@ -265,7 +265,7 @@ class MemoryWatch:
     """Tracks the peak of this process's resident memory in a thread, because TensorFlow does not count CPU memory."""
 
     def __init__(self) -> None:
-        self.peak = 0.0  # maximum of bytes since `start_again`
+        self.peak = 0.0  # peak bytes since `start_again`
         self._process = psutil.Process()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)

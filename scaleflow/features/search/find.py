@@ -34,7 +34,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
 
-#: Minimum of steps of a rate test. With fewer, the rates would be too far apart.
+#: Minimum number of steps of a rate test. With fewer, the rates would be too far apart.
 MIN_STEPS = 20
 
 

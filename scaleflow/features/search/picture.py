@@ -10,7 +10,7 @@ from pathlib import Path
 from scaleflow.pages.charts import Chart
 from scaleflow.tracking.plot import write_picture
 
-#: Maximum of settings named on an axis.
+#: Maximum number of settings named on an axis.
 MAX_NAMED = 8
 
 #: Column of smoothed losses, drawn as a line.

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Minimum of examples in the first micro-batch tried, unless it does not fit.
+#: Minimum number of examples in the first micro-batch tried, unless it does not fit.
 FIRST_BATCH_SIZE = 8
 
-#: Minimum of steps per epoch. With fewer updates, a model learns less from the same examples.
+#: Minimum number of steps per epoch. With fewer updates, a model learns less from the same examples.
 STEPS_PER_EPOCH = 8
 
 #: The search ends after this many doublings in a row without a faster measurement.

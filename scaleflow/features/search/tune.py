@@ -72,7 +72,7 @@ def tune_run(
     Args:
         overrides: overrides of the run's config.
         minutes: duration of the search.
-        trials: maximum of jobs; None: as many as the time allows.
+        trials: maximum number of jobs; None: as many as the time allows.
         folder: folder of the search; None: derived from the overrides, so that the same call continues.
         config_dir: folders with your own config options.
 

@@ -29,7 +29,7 @@ from scaleflow.launcher.processes.handover import (
     start_warm_server,
 )
 
-#: Maximum of seconds to wait for the end of a server without commands.
+#: Maximum seconds to wait for the end of a server without commands.
 STOP_SECONDS = 10.0
 
 
