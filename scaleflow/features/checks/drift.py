@@ -105,7 +105,8 @@ class DriftCounter:
                 return  # `compare_columns` reports the other type
             numbers = kind.reduce(values)
             is_known = values != "" if is_text else np.isfinite(numbers)
-            counted = numbers if is_text and known["min"] == 0 else numbers[is_known]  # of an early version
+            # Schemas of early versions count empty texts, with length 0.
+            counted = numbers if is_text and known["min"] == 0 else numbers[is_known]
             self._missing[name] += int((~is_known).sum())
             self._add_numbers(name, known, counted)
         elif is_text:
