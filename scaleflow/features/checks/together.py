@@ -22,18 +22,18 @@ from scaleflow.interfaces.formatting import join_first
 MIN_GROUPS = 20
 LARGEST = 0.1
 
-#: Columns of a group are alike only if chance makes a table seem so with probability CHANCE, and by at least LEAST (0
-#: to 1).
+#: A column is alike within groups if its differences there are smaller than usual: by at least LEAST of the usual
+#: difference, and by more than meaningless groups would show with probability CHANCE in any column of a table.
 CHANCE = 1e-4
 LEAST = 0.1
 
-#: A group gives away a target if similar rows of other groups predict it worse. The loss must be GAIN of the error of a
-#: guess, and ERRORS standard errors over the groups.
+#: A group gives away a target if similar rows of other groups predict it worse: by at least GAIN of the error of a
+#: guess, and by ERRORS standard errors over the groups.
 GAIN = 0.15
 ERRORS = 3
 
 #: An input, or the original of an input, is usually a useful category. It numbers groups only if its values are codes
-#: and at least WHOLE of the other columns (0 to 1, on average) agree within a group.
+#: and the other columns are alike within groups by at least WHOLE on average (0 to 1).
 WHOLE = 0.5
 
 #: Maximum number of rows to find similar rows for, of columns that define similarity, and of similar rows per row.
@@ -247,8 +247,9 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
 
 
 def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
-    """Finds a date along which a target or input drifts: the latest rows are distributed differently from
-    earlier ones.
+    """Finds a date along which a target or input drifts.
+
+    The latest rows are then distributed differently from earlier ones.
     """
     found: dict[str, list[str]] = {}
     candidates = {**sample.list_kind(DATE), **sample.others}

@@ -243,7 +243,8 @@ def digest_options(config_dirs: Sequence[str]) -> str:
     return digest.hexdigest()[:32] + (" oc.env" if reads_environment else "")
 
 
-#: Packages whose versions count for every stage except Python functions. So do packages that the user's code imports.
+#: The versions of these packages, and of packages that the user's code imports, count for every stage. For a Python
+#: function only the latter do.
 PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
 
 #: Categories of a stage's key, and the matching parts of a record, in the order of comparison.
