@@ -1,7 +1,7 @@
-"""Digests of a user's code: of the modules that a config names, and of those that these import.
+"""Computes digests of a user's code: the modules that a config names and the modules that these import.
 
-Nothing is imported for it. Installed packages, the standard library and scaleflow itself do not count. Modules that are
-found only while the code runs (`importlib.import_module`) and compiled extensions are not seen."""
+It reads source files and imports nothing. Installed packages, the standard library and scaleflow itself do not count.
+It misses compiled extensions, and modules that the code imports only while it runs (`importlib.import_module`)."""
 
 import ast
 import contextlib
@@ -16,33 +16,33 @@ from typing import Any, NamedTuple
 
 from scaleflow.config.trust import list_targets
 
-#: Folders of installed packages, wherever they are.
+#: Names of the folders of installed packages.
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
-#: Folders of the standard library; `sysconfig` knows them, too, and takes 30 ms to import.
+#: Folders of the standard library. `sysconfig` also knows them, but takes 30 ms to import.
 LIBRARY_FOLDERS = (Path(os.__file__).parent,)
 
-#: The package whose version says what its code is.
+#: This package. Its version identifies its code, so its modules get no digests.
 OWN_PACKAGE = __name__.partition(".")[0]
 
 
 class CodeFile(NamedTuple):
-    """A file with code of the user."""
+    """A file with user code."""
 
-    digest: str  # of its code, without comments and formatting: 32 hexadecimal digits of SHA-256
+    digest: str  # SHA-256 of the code without comments and formatting: 32 hexadecimal digits
     path: Path
-    folder: Path  # in which it was found
-    imports: Sequence[str] = ()  # the dotted names that it imports
+    folder: Path  # the search folder that contains the module
+    imports: Sequence[str] = ()  # the dotted names that the file imports
 
 
 def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, CodeFile]:
-    """Returns each file with code of the user that a config names with `_target_`, directly or by imports.
+    """Returns each file with user code that a config names with `_target_`, directly or through imports.
 
     Args:
         config: the resolved config, as plain containers.
-        search: the folders in which modules of `_target_` are looked for, before those of Python.
+        search: folders to search for the modules of `_target_`, before Python's own search path.
 
-    Returns the files by their paths, relative to the folders in which they were found.
+    The keys of the result are the paths of the files, relative to their search folders.
     """
     files: dict[str, CodeFile] = {}
     waiting = [path for _, path in list_targets(config) if isinstance(path, str)]
@@ -62,7 +62,7 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
 
 
 def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:
-    """Returns the file of a user's module and the folder in which it was found; None if the user has no such module."""
+    """Returns the file of a user's module and its search folder; None if the user has no such module."""
     top, *_ = parts = module.split(".")
     if top == OWN_PACKAGE:
         return None
@@ -75,8 +75,8 @@ def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:
 
 
 def find_folders(top: str) -> list[Path]:
-    """Returns the folders in which Python finds a top-level module, also one that is installed for editing."""
-    with contextlib.suppress(ImportError, ValueError, AttributeError):  # such as that of `__main__`
+    """Returns the folders where Python finds a top-level module, including one installed for editing."""
+    with contextlib.suppress(ImportError, ValueError, AttributeError):  # for instance for `__main__`
         if spec := find_spec(top):
             return [Path(path).parent for path in spec.submodule_search_locations or [spec.origin or ""]]
     return []
@@ -89,10 +89,10 @@ def is_installed(path: Path) -> bool:
 
 @functools.lru_cache(4096)
 def read_source(path: Path, module: str, modified: int, size: int) -> tuple[str, Sequence[str]]:
-    """Returns a digest of the code in the file of a module, and the names that it imports.
+    """Returns a digest of the code in a module's file, and the names that it imports.
 
-    `modified` and `size` are those of the file, for the cache. A file that cannot be parsed counts as it is, one that
-    cannot be read as empty: the worker says why.
+    `modified` and `size` belong to the file. They are arguments so that the cache notices a change. If the file cannot
+    be parsed, the digest covers its bytes. An unreadable file counts as empty: the worker reports the error.
     """
     content = b""
     names = list[str]()
@@ -106,7 +106,7 @@ def read_source(path: Path, module: str, modified: int, size: int) -> tuple[str,
 
 
 def list_imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yields the dotted names that a module in a package imports, also those inside functions."""
+    """Yields the dotted names that a module in a package imports, including imports inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -116,5 +116,5 @@ def list_imports(tree: ast.AST, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-#: Digests of other versions are not compared: another version of Python may write the same code in another way.
+#: Only digests of the same version are compared: another Python version may unparse the same code differently.
 VERSION = f"1, Python {sys.version_info.major}.{sys.version_info.minor}"

@@ -1,4 +1,4 @@
-"""Digests of a run's data files, cached in the user's folder, and of its splits. No TensorFlow."""
+"""Computes digests of a run's data files and of its splits, and caches them in the user's folder. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.runs.event_log import EventReader
 from scaleflow.runs.folder import RunFolder
 
-#: Files are digested whole up to this total: a core takes 2 s for it, less than the import of TensorFlow beside it.
+#: Up to this total size, files are digested completely. That takes one core 2 s, less than the import of TensorFlow.
 WHOLE_BYTES = 2 << 30
 
-#: Of more, each file is sampled: so many pieces of so many bytes, spread evenly, which take a few ms.
+#: Above that total, each large file is sampled: `PIECES` pieces of `PIECE_BYTES`, spread evenly. It takes a few ms.
 PIECES = 64
 PIECE_BYTES = 16 << 10
 
-#: No more files than this are listed, digested and kept for one folder: opening them takes some 5 s.
+#: At most this many files are listed, digested and cached for one folder. Opening them takes about 5 s.
 MAX_FILES = 100_000
 
-#: The ending of the files of the cache, of which each has digests of the files below one folder.
+#: The suffix of cache files. Each holds the digests of the files below one folder.
 SUFFIX = ".digests.jsonl"
 
-#: A run's folder has the digests of up to so many files, and of more the digest of each folder.
+#: Up to this many files, the run's folder records a digest per file; above it, a digest per folder.
 MAX_NAMED = 1000
 
-#: A digest is kept if the file was last changed this long before, as a later change could have the same time.
+#: A digest is cached only if the file is at least this old: a second change at once could leave the time unchanged.
 SETTLED_SECONDS = 2.0
 
-#: What a digest covers is its first word.
+#: The first word of a digest says whether it covers the whole file or a sample.
 WHOLE = "all"
 SAMPLED = "sample"
 
-#: Names in a folder that are no data, besides hidden ones and the folders of runs.
+#: Names that do not count as data. Hidden files and the folders of runs do not count either.
 NO_DATA = ("mlruns", "mlartifacts", "__pycache__")
 NO_DATA_SUFFIXES = (".py", ".pyc", ".db", ".db-journal", ".db-wal", ".db-shm", ".db.lock")
 
 
 class FileState(NamedTuple):
-    """What changes whenever a file is changed."""
+    """The path, size and times of a file: any change of the file changes one of them."""
 
     path: str  # absolute
     size: int  # in bytes
-    changed: int  # the time of the last change of the content, in nanoseconds
-    #: The time of the last change of the file's status, which tools cannot set, as `cp -p` sets the other one
+    changed: int  # when the content last changed, in nanoseconds
+    #: When the file's status last changed. Unlike `changed`, which `cp -p` sets, tools cannot set it.
     status_changed: int
 
     @classmethod
@@ -68,11 +68,11 @@ class FileState(NamedTuple):
 
 
 def digest_files(paths: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the content of each file, by its path as given.
+    """Returns the digest of the content of each file. The keys are the paths as passed.
 
-    A digest is `all:` and 32 hexadecimal digits. If the files have more than `WHOLE_BYTES` in total, it is `sample:`
-    and a digest of the size and of a sample for those of more than 1 MiB. Files that cannot be read, and addresses in
-    object stores, are left out.
+    A digest is `all:` and 32 hexadecimal digits. If all files together exceed `WHOLE_BYTES`, files of more than 1 MiB
+    get `sample:` and a digest of their size and a sample of their content. Unreadable files, and addresses in object
+    stores, are left out.
     """
     states: dict[str, FileState] = {}
     for path in paths:
@@ -99,7 +99,7 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
                 kept[name], is_new = [*numbers, found[path]], True
     if is_new:
         text = json.dumps(dict([*kept.items()][-MAX_FILES:]))
-        with contextlib.suppress(OSError):  # the files are read again then
+        with contextlib.suppress(OSError):  # without a cache, later calls read the files again
             cache.make(path_of_entry, lambda: [encode_entry(text, what="digests", of=folder)], lambda _: False)
     return found
 
@@ -121,7 +121,7 @@ def new_digest(content: bytes = b"") -> hashlib.blake2b:
 
 
 def group_by_folder(digests: Mapping[str, str]) -> dict[str, str]:
-    """Returns the digests of files, or, of more than `MAX_NAMED`, one for each folder: its path ends with a `/`."""
+    """Returns the digests of files; above `MAX_NAMED` files, one digest per folder, whose path ends with a `/`."""
     if len(digests) <= MAX_NAMED:
         return dict(digests)
     folders: dict[str, list[str]] = {}
@@ -132,11 +132,12 @@ def group_by_folder(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the files that the arguments of a dataset name: the first `MAX_FILES` of them.
+    """Returns the files that the arguments of a dataset name, at most `MAX_FILES`.
 
     Args:
-        arguments: those of the dataset's `_target_`. `data_dir` is a file, a folder or a glob; with `name`, a folder
-            of datasets. Every other string counts if it is the path of a file, or of a folder and has a `/`.
+        arguments: the arguments of the dataset's `_target_`. `data_dir` is a file, a folder or a glob; with `name`, a
+            folder of datasets. Another string counts if it is the path of a file, or has a `/` and is the path of a
+            folder.
     """
     values = {key: value.strip() for key, value in arguments.items() if isinstance(value, str) and key != "cache_dir"}
     data_dir = values.pop("data_dir", "")
@@ -152,7 +153,7 @@ def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def list_data_files(pattern: str) -> Iterator[str]:
-    """Yields the data files that a path or a glob names, those in folders and their subfolders, too, in fixed order."""
+    """Yields the data files that a path or a glob names, including files in subfolders, in a fixed order."""
     path = os.path.expanduser(pattern)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     paths = [path] if os.path.exists(path) else sorted(glob.iglob(path, recursive=True))  # noqa: PTH110, PTH207
     for found in paths:
@@ -163,7 +164,7 @@ def list_data_files(pattern: str) -> Iterator[str]:
 
 
 def walk_data(folder: str) -> Iterator[str]:
-    """Yields the files in a folder and its subfolders, without those that are no data."""
+    """Yields the data files in a folder and its subfolders."""
     for base, folders, names in walk_outside_runs(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", *NO_DATA)))
         for name in sorted(names):
@@ -172,7 +173,7 @@ def walk_data(folder: str) -> Iterator[str]:
 
 
 def walk_outside_runs(folder: str, follows_links: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields what `os.walk` does, without what is in the folders of runs and sweeps."""
+    """Walks like `os.walk`, but skips the folders of runs and sweeps."""
     for base, folders, names in os.walk(folder, followlinks=follows_links):
         if not RunFolder.MARKS.isdisjoint(names):
             folders.clear()
@@ -180,33 +181,33 @@ def walk_outside_runs(folder: str, follows_links: bool = True) -> Iterator[tuple
         yield base, folders, names
 
 
-#: How digests are computed. Those of other versions are not compared.
+#: The version of the digest computation. Digests of different versions are not compared.
 DIGEST_VERSION = 3
 
-#: What a digest covers if it is of the whole split, and of the files that it is read from.
+#: What a digest covers: all values of the split, or the files that it is read from.
 ALL_VALUES = "all"
 FILES = "files"
 
-#: By the name of a split: `examples`, `digest`, `covers`, `version` and more.
+#: By split name: `examples`, `digest`, `covers`, `version` and more.
 SplitDigests = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """What a run knows of the one that it repeats."""
+    """What a run knows about the run that it repeats."""
 
     splits: SplitDigests = field(default_factory=dict)  # the digests of that run's data
-    is_exact: bool = False  # whether the run is refused if its data is another
+    is_exact: bool = False  # whether other data refuses the run
 
 
 def identify_split(digest: str, covers: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the digest of a split, what it covers, and its version.
+    """Returns the digest of a split, its coverage, and the version of the computation.
 
     Args:
-        digest: of the examples that `covers` names.
-        covers: `all`, or what of the split.
-        files: the digests of the files that the split is read from, by path. Their names count relative to the folder
-            that they share, so that the folder can be moved.
+        digest: the digest of the examples that `covers` names.
+        covers: `all`, or words for the covered part of the split.
+        files: the digests of the files that the split is read from, by path. Paths count relative to their common
+            folder, so that the folder can be moved.
     """
     if covers != ALL_VALUES and files:
         shared = os.path.commonpath(files)
@@ -224,13 +225,13 @@ def describe_coverage(files: Mapping[str, str]) -> str:
 
 
 def read_split_digests(files: RunFolder) -> SplitDigests:
-    """Returns the digests of the data that a run was last trained on; empty if it has none."""
+    """Returns the digests of the data of the run's last training; empty if it has none."""
     described = [event for event in EventReader(files.events).read() if isinstance(event, DatasetDescribed)]
     return described[-1].splits if described else {}
 
 
 def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
-    """Says which splits differ, and in what; digests that were computed in different ways are not compared."""
+    """Lists which splits differ, and how. Digests that were computed in different ways are not compared."""
     changes = []
     for name in dict.fromkeys((*before, *now)):
         old = before.get(name)

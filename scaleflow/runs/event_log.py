@@ -1,7 +1,7 @@
 """Writes and reads `events.jsonl`: one JSON object per line.
 
-A writer appends whole lines. Each reader (the display, the recorder) has its own offset. If a process dies, the events
-that it wrote stay, and a reader that starts again from an offset sees the same events.
+A writer appends whole lines. Each reader (the display, the recorder) has its own offset. If a process dies, its events
+stay, and a reader that starts again at an offset sees the same events.
 """
 
 import json
@@ -16,7 +16,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 
 TEST_PREFIX = "test/"
 
-#: The last event of a file is looked for in this many bytes at its end.
+#: The last event is searched in this many bytes at the end of the file.
 TAIL_BYTES = 65_536
 
 
@@ -46,9 +46,9 @@ class EventWriter:
 
 
 class EventReader:
-    """Reads a growing file of events from an offset on. It skips a last line that is incomplete.
+    """Reads a growing event file from an offset. It skips an incomplete last line.
 
-    The last event that was read begins `at` a byte and ends before `offset`. Events of the classes `skipped` are not
+    The event read last begins at byte `at` and ends before byte `offset`. Events of the classes `skipped` are not
     parsed.
     """
 
@@ -58,7 +58,7 @@ class EventReader:
         self._skipped = tuple(f'{{"event": "{kind.event}",'.encode() for kind in skipped)
 
     def read(self) -> Iterator[Event]:
-        """Yields the events that the file holds now; `offset` moves with each of them."""
+        """Yields the events that the file holds now. `offset` moves past each one."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -80,14 +80,14 @@ class EventReader:
 
 
 def read_event(path: Path, offset: int) -> Event:
-    """Returns the event at an offset of a file."""
+    """Returns the event that begins at an offset of a file."""
     return next(EventReader(path, offset).read())
 
 
 def read_last_event(path: Path) -> Event | None:
-    """Returns the last event of a file, without reading all of it; None if that line is no event.
+    """Returns the last event of a file, without reading all of it; None if its last line is not an event.
 
-    Tags and reports do not count: they may follow the end of a run.
+    It skips tags and reports, because they may follow the end of a run.
     """
     try:
         with path.open("rb") as file:
@@ -123,10 +123,10 @@ def ends_with_newline(path: Path) -> bool:
 
 
 class DeduplicatingEmitter:
-    """Drops metrics that the file of the run's events has: a run that returns to a checkpoint repeats steps.
+    """Drops metrics that the run's event file already has: a run that returns to a checkpoint repeats steps.
 
-    Metrics of the test split are reported at the step of the exported model, which may be earlier than in the last
-    attempt. So their step does not have to grow.
+    Metrics of the test split are reported at the step of the exported model, which may be earlier than the step of the
+    last attempt. So they may be reported at smaller steps than before, but only once per step.
     """
 
     def __init__(self, path: Path, emit: Emit) -> None:
@@ -140,7 +140,7 @@ class DeduplicatingEmitter:
     def __call__(self, event: Event) -> None:
         if isinstance(event, MetricsLogged):
             values = {key: value for key, value in event.values.items() if self._is_new(key, event.step)}
-            event = replace(event, values=values)  # also without values: it shows the launcher that there is progress
+            event = replace(event, values=values)  # emitted even if empty: it shows progress to the launcher
             self._note(event)
         self._emit(event)
 

@@ -27,23 +27,23 @@ from scaleflow.interfaces.features import list_features, list_run_files
 from scaleflow.tracking.moved_store import has_run
 from scaleflow.tracking.uri import sqlite_file
 
-#: Seconds to wait for an earlier command that still records the run, or for its worker that still writes.
+#: Seconds to wait until an earlier command stops recording the run, or its worker stops writing.
 SECONDS_TO_WAIT = 60.0
 
-#: The files of the processes of a run, as patterns.
+#: Patterns of the files that the processes of a run write.
 PROCESS_FILES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
-#: Files with objects of a program, `scaleflow.run(data=..., model=...)`: their names contain a hash of the content.
+#: Files with objects that a program passed: `scaleflow.run(data=..., model=...)`. Their names contain a content hash.
 _HASH = "[0-9a-f]" * 16
 OBJECT_FILES = (f"data-{_HASH}.feather", f"data-{_HASH}.npz", f"model-{_HASH}.keras")
 
-#: The copy of the Keras file with which a run of `model=keras_file` begins, as a pattern.
+#: The copy of the Keras file from which a run with `model=keras_file` starts, as a pattern.
 SOURCE_MODEL = "source_model.*"
 
-#: Larger files of `OBJECT_FILES` and `SOURCE_MODEL` are not logged with the run, in bytes.
+#: Files of `OBJECT_FILES` and `SOURCE_MODEL` above this size in bytes are not logged with the run.
 MAX_LOGGED_BYTES = 1 << 30
 
-#: Further files at the top of a run's folder, as patterns: of the run, and of what its command is, which a file tells.
+#: Patterns of further files at the top of a run's folder. `COMMAND_FILES` apply only if their key, a file, exists.
 RUN_FILES = (
     *("resume-*.yaml", "*.partial"),
     *(*OBJECT_FILES, SOURCE_MODEL),
@@ -72,33 +72,33 @@ class FolderEntry:
 class RunFolder:
     """The files in the folder `path` of a run, or of a sweep."""
 
-    #: The names of files by which the folder of a run, also of one that begins, or of a sweep is known
+    #: A folder with one of these files belongs to a run (even one that has just begun) or to a sweep
     MARKS: ClassVar = frozenset({"events.jsonl", "record.lock", "sweep.lock", "sweep.json"})
 
     path: Path
 
-    events = FolderEntry("events.jsonl")  # of the chief, which are those of the run
-    config = FolderEntry("config.yaml")  # the composed config, references between keys kept, secrets masked
-    interpolations = FolderEntry("interpolations.yaml")  # those that config.yaml has the values of
+    events = FolderEntry("events.jsonl")  # the chief's events, which are the run's events
+    config = FolderEntry("config.yaml")  # the composed config; references between keys are kept, secrets are masked
+    interpolations = FolderEntry("interpolations.yaml")  # the interpolations whose values are in config.yaml
     overrides = FolderEntry("overrides.yaml")  # as they were typed
-    answers = FolderEntry("answers.json")  # what another run's validation rows decided, which a refit uses
+    answers = FolderEntry("answers.json")  # what another run's validation rows decided; a refit uses it
     environment = FolderEntry("environment.txt")  # the versions of all installed packages
     provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
-    provenance_folder = FolderEntry("provenance")  # the record of what the run was made of
-    provenance_record = FolderEntry("provenance/record.json")  # what the launcher knows of it
-    data_record = FolderEntry("provenance/data.json")  # what the worker knows of it
+    provenance_folder = FolderEntry("provenance")  # code, packages, data and machine of the run
+    provenance_record = FolderEntry("provenance/record.json")  # the launcher's part of it
+    data_record = FolderEntry("provenance/data.json")  # the worker's part of it
     requirements = FolderEntry("provenance/requirements.txt")
-    record = FolderEntry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
-    traceback = FolderEntry("traceback.txt")  # of a fault of the chief
+    record = FolderEntry("record.json")  # the run's id in the store, and how many bytes of events are there
+    traceback = FolderEntry("traceback.txt")  # of an error of the chief
     model_summary = FolderEntry("model_summary.txt")
     model = FolderEntry("model")  # the folder of the exported model
-    checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
+    checkpoints = FolderEntry("checkpoints")  # unless `checkpoint.folder` names another folder
     seen = FolderEntry("seen.npy")  # which examples of an evaluated split the model's run was trained on
-    profile = FolderEntry("profile")  # the folder of traces and of their analysis
+    profile = FolderEntry("profile")  # traces and their analysis
     plots = FolderEntry("plots")
-    evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
-    tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
-    sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
+    evaluation = FolderEntry("evaluation")  # predictions and the report made from them
+    tensorboard = FolderEntry("tensorboard")  # with the event file for TensorBoard
+    sweep_config = FolderEntry("multirun.yaml")  # written by Hydra for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
     manifest = FolderEntry("files.json")  # which files of the folder the run has written
 
@@ -111,7 +111,7 @@ class RunFolder:
         return self.path / f"events-{to_file_name(process)}.jsonl"
 
     def list_process_events(self) -> list[Path]:
-        """Returns the files with the events of all processes except the chief."""
+        """Returns the event files of all processes except the chief."""
         return sorted(self.path.glob("events-*.jsonl"))
 
     def log(self, process: str) -> Path:
@@ -126,15 +126,17 @@ class RunFolder:
         return len(list(self.path.glob("resume-*.yaml")))
 
     def changes(self, resume: int) -> Path:
-        """Returns the patch of uncommitted changes when the run began (0), or when it was resumed with other code."""
+        """Returns the patch of uncommitted changes at the run's start (0), or at a resume with other code."""
         return self.provenance_folder / (f"changes-{resume}.patch" if resume else "changes.patch")
 
     def kept_code(self, resume: int) -> Path:
-        """Returns the folder with copies of the user's modules, at the same moment."""
+        """Returns the folder with copies of the user's modules at the run's start (0), or at a
+        resume with other code.
+        """
         return self.provenance_folder / (f"code-{resume}" if resume else "code")
 
     def list_logged_files(self) -> list[tuple[Path, str | None]]:
-        """Returns the files that are logged as artifacts when the run begins or resumes, each with its folder there."""
+        """Returns the files to log as artifacts when the run begins or resumes, each with its artifact folder."""
         patterns = (
             *(
                 "config.yaml",
@@ -153,9 +155,9 @@ class RunFolder:
         return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
 
     def _logs_objects(self) -> bool:
-        """Returns whether the files with data and models are logged; `tracking.code=false` keeps them out of a store.
+        """Returns whether data and model files are logged; `tracking.code=false` keeps them out of a store.
 
-        A config that cannot be read keeps them out, too.
+        If the config cannot be read, they are not logged.
         """
         if not self.list_objects():
             return False
@@ -166,15 +168,15 @@ class RunFolder:
             return False
 
     def list_objects(self) -> list[Path]:
-        """Returns the files with the data and the model that the run got from a program, or began with."""
+        """Returns the files with data and models that a program passed to the run, and its initial Keras file."""
         return [path for pattern in (*OBJECT_FILES, SOURCE_MODEL) for path in sorted(self.path.glob(pattern))]
 
     def source_model(self, suffix: str) -> Path:
-        """Returns the copy of the Keras file, such as one with the suffix `.keras`, with which the run begins."""
+        """Returns the path of the copy of the run's initial Keras file. The suffix is, for example, `.keras`."""
         return self.path / SOURCE_MODEL.replace(".*", suffix)
 
     def list_process_files(self) -> list[Path]:
-        """Returns the files that the processes of a run write: events, logs, the summary of the model."""
+        """Returns the files that the processes of a run write: events, logs, the model summary, the learned state."""
         learned = [self.path / name for name in LEARNED_FILES]
         return [self.model_summary, *learned, *(path for pattern in PROCESS_FILES for path in self.path.glob(pattern))]
 
@@ -205,7 +207,7 @@ class RunFolder:
         return any(True for mark in marks for _ in self.path.glob(mark))
 
     def is_own(self, name: str) -> bool:
-        """Whether a file or folder at the top has a name that a run gives."""
+        """Whether a run writes a file or folder with this name at the top of its folder."""
         entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
         patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
         patterns += [f"{Path(table).stem}.*" for table in list_run_files()]
@@ -218,7 +220,7 @@ class RunFolder:
         return any(fnmatch(name, pattern) for pattern in patterns)
 
     def walk(self) -> Iterator[str]:
-        """Yields the relative paths of all files and links in the folder, without those of other runs in it."""
+        """Yields the relative paths of all files and links in the folder, except those in folders of other runs."""
         for base, folders, names in os.walk(self.path):
             if Path(base) != self.path and not self.MARKS.isdisjoint(names):
                 folders.clear()
@@ -227,11 +229,11 @@ class RunFolder:
             yield from (os.path.relpath(Path(base, name), self.path) for name in (*names, *links))
 
     def split_files(self, is_complete: bool = True) -> tuple[list[str], list[str]]:
-        """Returns the relative paths of the files that the run has written, and of all others.
+        """Returns two lists of relative paths: the files that the run wrote, and all others.
 
-        The manifest says which they are. A run that was killed has an incomplete one: its files are those with the
-        names that a run gives, except those that were there before. If the run `is_complete`, they were also written
-        after its command began and before its record, the last file.
+        The manifest lists the run's files. After a kill the manifest is incomplete: then a file belongs to the run if
+        its name is one that runs use and if it did not exist before. If the run `is_complete`, the file's time must
+        also lie between the run's first file and its record, which is written last.
         """
         manifest = read_json(self.manifest)
         before = set(manifest.get("before", ()))
@@ -254,25 +256,26 @@ class RunFolder:
         return own, sorted({*names} - {*own})
 
     def _find_period(self, tops: Iterable[str]) -> tuple[float, float]:
-        """Returns when the run wrote the first of its files at the top, and its record."""
+        """Returns when the run wrote its first file at the top of the folder, and when it wrote its record."""
         times = [read_time(path) for top in tops if (path := self.path / top).is_file()]
         return min(times, default=0.0), read_time(self.record) if self.record.exists() else math.inf
 
     @contextlib.contextmanager
     def track_files(self) -> Iterator[None]:
-        """Keeps the manifest: what a command writes during the block is the run's. What was there before is not, if it
-        is not in the manifest of an earlier command.
+        """Maintains the manifest while a command runs: files written during the block belong to the run.
+
+        Files that existed before do not, unless the manifest of an earlier command lists them.
         """
         before = self.split_files()[1] if self.manifest.exists() or self.record.exists() else []
         self._write_manifest({"before": before})
         try:
             yield
         finally:
-            if self.manifest.exists():  # otherwise there is no run, and nothing of it stays
+            if self.manifest.exists():  # without a manifest there is no run, and none of its files stay
                 self._write_manifest({"before": before, "files": self.split_files(is_complete=False)[0]})
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: `clean` knows the files by their names
+        with contextlib.suppress(OSError):  # if the disk is full, `clean` recognizes the files by their names
             replace_json(self.manifest, content)
 
     def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> AbstractContextManager[None]:
@@ -288,7 +291,7 @@ class RunFolder:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a process of the run is alive. Creates no file."""
+        """Whether a process of the run is alive. Does not create a file."""
         if not any(self.path.glob("*.lock")):
             return False
         try:
@@ -298,9 +301,9 @@ class RunFolder:
             return True
 
     def take_write_lock(self) -> FileLock:
-        """Takes the lock that the writing process holds until it ends, even if it is killed.
+        """Takes the write lock. The process holds it until it ends, even if it is killed.
 
-        Raises ConfigError if another process has not released it within a minute.
+        Raises ConfigError if another process has not released the lock within a minute.
         """
         lock = FileLock(self._write_lock)
         try:
@@ -332,8 +335,9 @@ class RunFolder:
         return record
 
     def find_moved(self, path: Path, before: Path) -> Path:
-        """Returns the present place of a path, which had its present place relative to this folder when that was at
-        `before`. It is the path itself if nothing is there, or if it was not moved.
+        """Returns where a path is now, if it moved together with this folder, which was at `before`.
+
+        Returns `path` itself if it did not move or if the new place does not exist.
         """
         here = self.path.absolute()
         if here == before or not path.is_absolute():
@@ -344,7 +348,7 @@ class RunFolder:
         return moved
 
     def write_record(self, record: Mapping[str, Any], is_vital: bool = False) -> None:
-        """Replaces `record.json` atomically. If it `is_vital`, waits until it is on the disk.
+        """Replaces `record.json` atomically. If `is_vital`, waits until the file is on the disk.
 
         Raises OSError if it cannot be written.
         """
@@ -366,19 +370,19 @@ def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
 
 
 def is_object_file(name: str) -> bool:
-    """Returns whether a file with this name holds an object of a program."""
+    """Returns whether a file with this name holds data or a model that a program passed."""
     return any(fnmatch(name, pattern) for pattern in OBJECT_FILES)
 
 
 def read_time(path: Path) -> float:
-    """Returns when a file was changed; 0 if it is gone."""
+    """Returns when a file was last changed, in seconds since the epoch; 0 if it is gone."""
     with contextlib.suppress(OSError):
         return path.lstat().st_mtime
     return 0.0
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; empty if there is none."""
+    """Reads a JSON object from a file; empty if the file is missing or invalid."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -392,7 +396,9 @@ def replace_json(path: Path, content: Mapping[str, Any], is_vital: bool = False)
 
 
 def replace_text(path: Path, text: str, is_vital: bool = False) -> None:
-    """Replaces a file atomically. If it `is_vital`, waits until it is on the disk. Raises OSError."""
+    """Replaces a file atomically. If `is_vital`, waits until it is on the disk. Raises OSError if
+    it cannot be written.
+    """
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
         file.write(text)

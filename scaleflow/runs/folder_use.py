@@ -1,6 +1,6 @@
-"""Which folders a new run, or a sweep, may use: new ones, empty ones, and those that hold nothing but a run's files.
+"""Decides which folders a new run or sweep may use: new ones, empty ones, and those that contain only a run's files.
 
-Those that this command creates are noted, so that a refused command removes only these.
+The folders that this command creates are noted, so that a refused command removes only these.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def create_folder(folder: Path) -> None:
 
 
 def note_missing(folder: Path) -> None:
-    """Notes which of a folder and its parents do not exist. Call it just before they are created."""
+    """Notes which of a folder and its parents do not exist. Call it just before creating them."""
     with contextlib.suppress(OSError):  # if a folder cannot be read, nothing can be created in it
         _created.update(path for path in lineage(folder) if not path.exists())
 
@@ -54,7 +54,7 @@ SWEEP_DIR = "hydra.sweep.dir"
 
 
 class FolderRefused(BaseException):
-    """The folder of a command cannot be used. Hydra prints an `Exception` of a callback as a warning, and goes on."""
+    """The folder of a command cannot be used. A BaseException: Hydra only prints an `Exception` of a callback."""
 
 
 def check_folder(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = ()) -> None:
@@ -72,14 +72,14 @@ def check_writable(folder: Path, key: str) -> None:
 
 
 def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = ()) -> None:
-    """Raises ConfigError if a folder holds what no run has written: the run's files could replace it.
+    """Raises ConfigError if a folder contains files that no run has written: the run's files could replace them.
 
-    It need not exist. That of a sweep (`SWEEP_DIR`) may also hold folders of runs.
+    The folder need not exist. A sweep's folder (`SWEEP_DIR`) may also contain folders of runs.
     """
     files = RunFolder(folder)
     names = sorted(set(os.listdir(folder)) - {*ignored}) if folder.is_dir() else []  # noqa: PTH208
     is_theirs = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).is_ready
-    if not names or is_theirs:  # another rule refuses a second run
+    if not names or is_theirs:  # another check refuses a second run in this folder
         return
     own = [name for name in names if files.is_own(name)]
     others = [name for name in names if name not in own and holds_file(folder / name)]
@@ -89,7 +89,7 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
         is_known = is_known or bool(runs)
         others = [name for name in others if name not in runs]
     if not is_known:
-        others = [*own, *others]  # first those that the run would replace
+        others = [*own, *others]  # list the files that the run would replace first
     if others:
         raise ConfigError(
             f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({join_first(others)}); choose a new "
@@ -107,7 +107,7 @@ def holds_run(folder: Path) -> bool:
 
 
 class CheckFolders(Callback):
-    """Checks the folder of a run or a sweep, and notes which of its parents are missing, before Hydra writes there."""
+    """Checks the folder of a run or a sweep before Hydra writes there, and notes which of its parents are missing."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._check(config, RUN_DIR)
@@ -121,9 +121,9 @@ class CheckFolders(Callback):
             note_missing(folder)
             try:
                 check_current_folder(config)
-                if OmegaConf.select(config, "resume") is None and folder.is_dir():  # that has a folder of its own
+                if OmegaConf.select(config, "resume") is None and folder.is_dir():  # a resumed run keeps its own folder
                     check_folder(folder, key)
             except ConfigError as refusal:
                 raise FolderRefused(str(refusal)) from refusal
-            except OSError:  # it cannot be read: Hydra reports that it cannot be written
+            except OSError:  # unreadable: Hydra reports that it cannot be written
                 return

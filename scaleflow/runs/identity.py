@@ -1,6 +1,6 @@
-"""What identifies a run: which values of its config decide what it computes, and what differs between two records.
+"""Decides whether two runs compute the same: which config values count, and how two records differ.
 
-Runs, jobs of a sweep and stages of a pipeline are compared by `compare`; each asks for the parts that count for it.
+`compare` compares runs, jobs of a sweep and stages of a pipeline. Each caller names the parts that count for it.
 """
 
 import os
@@ -17,55 +17,55 @@ from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.folder import is_object_file
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
-#: Sections and keys of the core that do not change what a run computes: with other values of them it is the same run.
+#: Core sections and keys that do not change what a run computes. With other values it is still the same run.
 CORE_IGNORED_KEYS = (
     *("tracking", "checkpoint", "evaluation", "profiler", "sweep"),
     *("resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
 
-#: Keys in these sections that decide which model a run tests and exports.
+#: Keys in these sections that choose the model that a run tests and exports.
 MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
 
 def is_ignored(key: str) -> bool:
-    """Whether a key of a config, or a section, does not change what a run computes."""
+    """Whether a config key or section does not change what a run computes."""
     return is_under(key, (*CORE_IGNORED_KEYS, *list_ignored_keys()))
 
 
 def is_computed_by(key: str) -> bool:
-    """Whether a key of a config decides what a run computes. A value that `auto` stood for does not."""
+    """Whether a config key decides what a run computes. The values resolved from `auto` do not."""
     return not is_under(key, ("resolved",)) and not is_ignored(key)
 
 
 def list_job_leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a config that decide what a job computes, by their dotted keys."""
+    """Returns the config values that decide what a job computes, by their dotted keys."""
     leaves = flatten_config(config)
     return {key: value for key, value in leaves.items() if key.startswith(MODEL_KEYS) or is_computed_by(key)}
 
 
-#: What a record may know, in the order in which differences are listed.
+#: The categories of a record, in the order of listed differences.
 CATEGORIES = ("code", "packages", "data", "machine")
 
-#: The name of the difference between two commits.
+#: The name of a difference between commits.
 COMMIT = "commit"
 
-#: What a file is like that differs from the commit in another run only.
+#: Stands for the digest of a file that differs from the commit in only one of two runs.
 AS_COMMITTED = "as committed"
 
-#: A digest or commit is shown with so many letters, and a setting.
+#: Maximum lengths of a shown digest or commit, and of a shown setting, in characters.
 SHOWN = 12
 SHOWN_SETTING = 60
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which two runs differ.
+    """A difference between two runs.
 
     Attributes:
-        name: of a key, a file, a package, a split or a part of the machine.
-        before, now: its version, value or digest; None: it is not there; empty: `name` says what differs.
-        matters: whether it can change the results.
+        name: the key, file, package, split or part of the machine that differs.
+        before, now: the version, value or digest; None: absent in that run; empty in both: `name` describes the change.
+        matters: whether the difference can change results.
     """
 
     category: str
@@ -87,18 +87,18 @@ def shorten_setting(text: str) -> str:
 
 
 def list_unknown(*states: Provenance) -> list[str]:
-    """Returns the categories of which a record says nothing."""
+    """Returns the categories that are empty in at least one record."""
     known = [(each.code.version, each.packages, each.data, each.machine) for each in states]
     return [category for category, *each in zip(CATEGORIES, *known, strict=True) if not all(each)]
 
 
 def compare(before: Provenance, now: Provenance, parts: Iterable[str] = CATEGORIES) -> list[Difference]:
-    """Returns what differs in some parts: `settings`, `code`, `packages`, `machine`, and `data`, or `files` of it."""
+    """Lists differences in some parts: `settings`, `code`, `packages`, `machine`, and `data` or only its `files`."""
     return [each for part in parts for each in COMPARED[part](before, now)]
 
 
 def compare_known(before: Provenance, now: Provenance) -> list[Difference]:
-    """Returns what differs in the categories of which both records say something."""
+    """Lists the differences in the categories that both records cover."""
     return compare(before, now, [each for each in CATEGORIES if each not in list_unknown(before, now)])
 
 
@@ -122,9 +122,9 @@ def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
-    """Yields the packages of other versions.
+    """Yields the packages whose versions differ.
 
-    The commit of one that is installed for editing does not matter: its modules are compared as the user's code.
+    If a package is installed for editing, its commit does not matter: its modules are compared as user code.
     """
     for each in list_value_changes("packages", before.packages, now.packages):
         versions = [str(value).partition(" ")[0] for value in (each.before, each.now)]
@@ -133,7 +133,7 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 
 
 def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
-    """Yields the files of the data whose digests differ, if they cover the same."""
+    """Yields the data files whose digests differ, if both digests cover the same."""
     if "files" not in before.data or "files" not in now.data:
         return
     old, new = (
@@ -146,20 +146,20 @@ def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
 
 
 def name_data_file(path: str) -> str:
-    """Returns the name of a file by which it is compared: its path, or for an object of a program its name."""
+    """Returns the name under which a data file is compared: its path; for a program's object, its file name."""
     name = Path(path).name
     return name if is_object_file(name) else path
 
 
 def compare_data(before: Provenance, now: Provenance) -> list[Difference]:
-    """Returns the differences in the files of the data and in its splits. The folder of the files does not count."""
+    """Returns the differences in the data's files and splits. Where the files are stored does not matter."""
     splits = list_split_changes(before.data.get("splits", {}), now.data.get("splits", before.data.get("splits", {})))
     files = compare_files(name_files(before), name_files(now))
     return [*files, *(Difference("data", text, before="", now="") for text in splits)]
 
 
 def name_files(state: Provenance) -> Provenance:
-    """Returns a record with the files of the data by their paths from the folder that they share."""
+    """Returns a record whose data files are named relative to their common folder."""
     files: Mapping[str, Any] = state.data.get("files", {})
     shared = os.path.commonpath([os.path.dirname(path) for path in files]) if files else ""  # noqa: PTH120
     named = {os.path.relpath(path, shared or "."): each for path, each in files.items()}
@@ -171,7 +171,7 @@ def list_value_changes(category: str, before: Mapping[str, str], now: Mapping[st
     return [Difference(category, name, before=before.get(name), now=now.get(name)) for name in names]
 
 
-#: By part, what compares it.
+#: The comparison of each part.
 COMPARED: Mapping[str, Callable[[Provenance, Provenance], Iterable[Difference]]] = {
     "settings": lambda first, second: list_value_changes("settings", first.settings, second.settings),
     "code": compare_code,
@@ -190,7 +190,7 @@ def record_parts(
     settings: Mapping[str, str] = MappingProxyType({}),
     packages: Mapping[str, str] = MappingProxyType({}),
 ) -> Provenance:
-    """Returns a record of the digests of modules and of files of data."""
+    """Returns a record made of the digests of modules and data files."""
     modules = {name: (digest, digest, "") for name, digest in code.items()}
     data = {"files": {path: [digest] for path, digest in files.items()}}
     record = CodeRecord(version=VERSION, modules=modules)

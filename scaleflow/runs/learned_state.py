@@ -1,7 +1,7 @@
 """Writes and reads `learned_state.json`, the record of what a run learned from its data.
 
-It lies in the run's folder, in each checkpoint and in each exported model. Long lists of numbers are in
-`learned_state.npz` beside it; `{"array": NAME}` takes their place.
+The run's folder, each checkpoint and each exported model contain the file. Long lists of numbers are stored in
+`learned_state.npz` next to it; in the JSON, `{"array": NAME}` replaces each of them.
 """
 
 import io
@@ -14,15 +14,15 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_ARRAYS, LEARNED_STATE, LearnedState
 from scaleflow.interfaces.secret_masking import mask_secrets
 
-#: A list of more numbers than this is kept as an array.
+#: Longer lists of numbers are stored as arrays.
 MAX_NUMBERS = 1000
 
-#: The key that stands for an array.
+#: The key of the reference to an array.
 ARRAY = "array"
 
 
 def to_files(state: LearnedState) -> dict[str, bytes]:
-    """Returns the contents of the record's files, by their names."""
+    """Returns the contents of the record's files by file name."""
     arrays: dict[str, Any] = {}
     record = take_arrays(mask_options(state.to_json()), arrays)
     files = {LEARNED_STATE: json.dumps(record, indent=1).encode()}
@@ -36,7 +36,7 @@ def to_files(state: LearnedState) -> dict[str, bytes]:
 
 
 def mask_options(record: dict[str, Any]) -> dict[str, Any]:
-    """Masks secrets in what comes from the config. What was learned stays as it is: weights depend on it."""
+    """Masks secrets in values from the config. Learned values stay unchanged, because weights depend on them."""
     preprocessing = {
         name: {**each, "options": mask_secrets(each["options"])} for name, each in record["preprocessing"].items()
     }
@@ -51,15 +51,15 @@ def write_learned_state(folder: Path, state: LearnedState) -> None:
 
 
 def find_learned_state(folder: Path) -> LearnedState | None:
-    """Reads the record in a folder that scaleflow need not have written; None if there is none.
+    """Reads the record in a folder that scaleflow may not have written; None if there is no record.
 
-    Raises ConfigError if it cannot be used.
+    Raises ConfigError if the record cannot be read.
     """
     return read_learned_state(folder) if (folder / LEARNED_STATE).is_file() else None
 
 
 def read_learned_state(folder: Path) -> LearnedState:
-    """Reads the record in a folder. Raises ConfigError if it cannot be used."""
+    """Reads the record in a folder. Raises ConfigError if it cannot be read."""
     path = folder / LEARNED_STATE
     try:
         record = json.loads(path.read_bytes())
@@ -78,7 +78,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
 
 
 def take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
-    """Returns a JSON value in which names replace long lists of numbers, which are added to `arrays`."""
+    """Returns a JSON value with references to arrays instead of long lists of numbers. Adds the lists to `arrays`."""
     if isinstance(value, Mapping):
         return {key: take_arrays(each, arrays) for key, each in value.items()}
     if not isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
 
 
 def put_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """Returns a JSON value with the arrays in place of their names."""
+    """Returns a JSON value with the arrays instead of their references."""
     if isinstance(value, Mapping):
         if list(value) == [ARRAY] and isinstance(value[ARRAY], str):
             return arrays[value[ARRAY]]

@@ -1,6 +1,6 @@
-"""Finds the keys of a run's config that name a file with an object of a program, or the Keras file that it began with.
+"""Finds the config keys that name a file with a program's data or model, or the run's initial Keras file.
 
-The run's folder and the store have copies of these files. So later commands work after the original is gone.
+The run's folder and the store have copies of these files, so later commands work after the original is gone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class ObjectKey:
 
 
 def list_object_keys(config: Mapping[str, Any]) -> Iterator[ObjectKey]:
-    """Yields the keys of a run's config that name files of which the run has a copy."""
+    """Yields the config keys that name files copied into the run's folder."""
     for section, key in (("dataset", "data_dir"), ("model", "path")):
         options = config.get(section)
         value = options.get(key) if isinstance(options, Mapping) else None

@@ -38,20 +38,21 @@ from scaleflow.runs.objects import list_object_keys
 from scaleflow.runs.reuse import Config, find_section, get_at, read_interpolations, to_container
 from scaleflow.runs.state import RunState
 
-#: Keys about the command that resumes a run.
+#: Keys that only concern the resuming command.
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
-#: Sections of the core, and keys of `training`, that may change when a run is resumed. Docs name all of them.
+#: Core sections, and keys of `training`, that may change when a run is resumed. The docs list all of them.
 CHANGEABLE = ("profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep")
 LENGTH_KEYS = ("epochs", "max_steps")
 
-#: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
+#: Keys that decide which variables are trained. A checkpoint has optimizer state only for these variables.
 TRAINED = ("model.freeze", "model.lora")
 
 
 def load_saved_config(files: RunFolder, composed: Config) -> Config:
-    """Loads the run's config.yaml, with the references between its keys. Masked values are replaced by those of this
-    command's config.
+    """Loads the run's config.yaml with the references between its keys.
+
+    Masked secrets get the values of this command's config.
     """
     try:
         loaded = to_container(OmegaConf.load(files.config))  # type: ignore[arg-type]
@@ -65,7 +66,7 @@ def load_saved_config(files: RunFolder, composed: Config) -> Config:
 
 
 def parse_param(text: str) -> Any:
-    """Returns the value of a param: text stands as it is, other values as JSON."""
+    """Returns the value of a param. Text that is not valid JSON is returned unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -73,7 +74,7 @@ def parse_param(text: str) -> Any:
 
 
 def restore_interpolations(config: Config, interpolations: Mapping[KeyPath, str], typed: Sequence[str]) -> Config:
-    """Returns a config with those interpolations in place of their values that depend on a typed key."""
+    """Returns a config with its interpolations restored where their values depend on a typed key."""
     restored = copy.deepcopy(config)
     for path, text in interpolations.items():
         section = find_section(restored, path)
@@ -87,12 +88,12 @@ def restore_interpolations(config: Config, interpolations: Mapping[KeyPath, str]
 
 
 def note_environment(config: Config, interpolations: Mapping[KeyPath, str], typed: Sequence[str]) -> list[str]:
-    """Returns a note for each value from the environment that would be another one now.
+    """Returns a note for each value from the environment that would be different now.
 
     Args:
-        config: the run's config, with the values with which it began.
-        interpolations: those that it has the values of.
-        typed: the keys and groups that the command sets itself.
+        config: the run's config, with the values that it began with.
+        interpolations: the interpolations whose values are in `config`.
+        typed: the keys and groups that this command sets.
     """
     notes = []
     for path, text in interpolations.items():
@@ -124,7 +125,7 @@ def unmask_secrets(saved: Any, composed: Any) -> Any:
 def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
     """Returns the saved config with this command's values for the typed keys, which can be whole groups.
 
-    Both have the references between their keys, so that these follow the typed values.
+    Both configs still contain the references between their keys, so these references follow the typed values.
     """
     result = copy.deepcopy(saved)
     for key in keys:
@@ -151,7 +152,7 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
 
 
 def list_changeable() -> Sequence[str]:
-    """Returns the sections, and keys of features, that may change when a run is resumed, as messages name them."""
+    """Returns the sections and feature keys that may change when a run is resumed, as messages name them."""
     return ("checkpoint", "evaluation", *list_ignored_keys(), *CHANGEABLE)
 
 
@@ -163,7 +164,7 @@ def is_changeable(key: str) -> bool:
 
 
 def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> list[str]:
-    """Gives the keys their saved values that refer to a typed key and may not change. Returns a note for each."""
+    """Restores fixed keys that changed only because they refer to a typed key. Returns a note for each."""
     notes = []
     for key, before, now in list(find_differences(saved, config)):
         is_typed = is_under(key, typed) or any(is_under(word, [key]) for word in typed)
@@ -180,7 +181,7 @@ def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> li
 
 
 def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
-    """Rejects changes that would give the steps already taken another meaning."""
+    """Rejects changes that would alter the meaning of the steps already taken."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
         if is_changeable(key):
@@ -200,7 +201,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
 
 
 def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
-    """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
+    """Rejects a length below the steps already trained: the model would have more steps than its config says."""
     per_epoch = int(state.params["resolved.steps_per_epoch"])
     for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
         wanted = config["training"].get(name)
@@ -223,7 +224,7 @@ def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[s
 
 
 def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
-    """Replaces `by_size` by the values that the number of training examples gave when the run began."""
+    """Replaces `by_size` with the values that were chosen by the number of training examples when the run began."""
     for key, value in flatten_config(config).items():
         if value == BY_SIZE and (known := params.get(f"resolved.{key}")) is not None:
             parent, _, leaf = key.rpartition(".")
@@ -231,19 +232,20 @@ def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
 
 
 def keep_batching(config: Config, params: Mapping[str, str]) -> None:
-    """Fixes the global batch size and the caching in a resumed run's config to those of its `params`, so that they do
-    not depend on the replicas and the memory here.
+    """Sets the global batch size and the cache of a resumed run to the values in its `params`.
+
+    So they do not depend on the replicas and the memory of this machine.
     """
     training = config["training"]
     dataset = config["dataset"]
     if training.get("global_batch_size") is None:
         training["global_batch_size"] = int(params["resolved.global_batch_size"])
-    if dataset.get("cache") == "auto":  # a stream that is cached is shuffled in another way
+    if dataset.get("cache") == "auto":  # a cached stream is shuffled differently
         dataset["cache"] = params["resolved.cache"]
 
 
 def keep_store(config: Config, files: RunFolder) -> None:
-    """Fixes the store that the run is recorded in, so that it does not depend on the current folder and environment."""
+    """Sets the store to the run's recorded one, so that it does not depend on the current folder and environment."""
     tracking = config["tracking"]
     known = files.read_record().get("uri")
     if tracking.get("uri") is None and known and mask_secrets(known) == known and MASK not in known:
@@ -251,7 +253,7 @@ def keep_store(config: Config, files: RunFolder) -> None:
 
 
 def is_longer(saved: Config, config: Config, state: RunState) -> bool:
-    """Returns whether a config asks for more than a finished run, and commands that made it longer, have trained."""
+    """Returns whether a config asks for more training than the run and earlier resumes were set to."""
     trained = {} if state.is_open else state.length
 
     def size(training: Mapping[str, Any], name: str) -> float:
@@ -265,9 +267,10 @@ def is_longer(saved: Config, config: Config, state: RunState) -> bool:
 
 
 def apply_length(config: Config, length: Mapping[str, Any], params: Mapping[str, str]) -> Config:
-    """Returns the config of a run with the length that a later command gave it.
+    """Returns the run's config with the length that a later command set.
 
-    Keys that refer to the length follow it if a resumed run may change them. Others keep the values of the `params`.
+    Keys that refer to the length follow it if a resumed run may change them. Other keys keep their values from
+    `params`.
     """
     if not length:
         return config
@@ -287,12 +290,12 @@ class ResumedConfig:
     """The config of a run that a command resumes."""
 
     composed: ComposedConfig
-    is_longer: bool  # whether it asks for more than the run has trained
-    length: Mapping[str, Any]  # the keys of the length that differ from those with which the run began
+    is_longer: bool  # whether it asks for more training than before
+    length: Mapping[str, Any]  # the length keys that differ from the run's first command
 
 
 def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFolder) -> ResumedConfig:
-    """Returns the saved config of a run, with its length of now and the typed keys of a command that resumes it.
+    """Returns the saved config of a run with its current length and the typed keys of the resuming command.
 
     Raises ConfigError if a typed key may not change.
     """
@@ -311,7 +314,7 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
     current = apply_length(restored, state.resumed_length, state.params)
     config = resolve_config(OmegaConf.create(merge_config(current, composed.raw, keys)))
     notes = [*note_environment(begun, interpolations, changed_keys), *keep_fixed_values(saved, config, keys)]
-    for placeholder in find_placeholders(config):  # the run keeps the value that was found when it began
+    for placeholder in find_placeholders(config):  # the run keeps the values from its start
         section, _, key = placeholder.key.partition(".")
         config[section][key] = saved[section][key]
     check_changes(saved, config, keys, folder=files.path)
@@ -320,7 +323,7 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
         keep_sizes(each, state.params)
     keep_batching(config, state.params)
     keep_store(config, files)
-    # Each command says anew whether data and code may have changed.
+    # `resume_data` and `resume_code` are not inherited: each command decides again whether data and code may differ.
     config |= {"resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
     params = {**state.params, **{group: composed.choices[group] for group in keys if group in composed.choices}}
     choices = {group: option for group, option in params.items() if group in composed.choices}

@@ -55,17 +55,17 @@ from scaleflow.runs.folder import RunFolder
 
 Config = dict[str, Any]
 
-#: (section, key) of values that belong to the tracked run's machine. They are cleared.
+#: (section, key) of values that belong to the machine of the tracked run. They are cleared.
 MACHINE_KEYS = (("checkpoint", "folder"), ("tracking", "uri"))
 
 RUN_DIR = "hydra.run.dir"
 
-#: A valid option: options are shown, and become part of a run's name.
+#: A valid option name: it is shown in messages and becomes part of the run's name.
 NAME = re.compile(r"[\w.-]+")
 
 
 def find_store_options(words: CommandWords) -> Tracking:
-    """Returns the options of the store with the run: a typed `tracking.uri`, otherwise the defaults."""
+    """Returns the options of the store that holds the run: with a typed `tracking.uri`, otherwise the defaults."""
     return parse_section(Tracking, {"uri": words.find("tracking.uri")}, "tracking")
 
 
@@ -82,10 +82,10 @@ def reuse_config(
     Args:
         params: the run's params, which contain the chosen options.
         sections: use only these sections of the tracked config; None: all.
-        interpolations: those of which the tracked config has the values.
-        files: where files of the run are now, by the keys that name them. Their places are not checked.
+        interpolations: the interpolations whose values are in the tracked config.
+        files: the present paths of the run's files, by config key. Their locations are not checked.
 
-    Raises ConfigError, naming the key that is wrong or not trusted.
+    Raises ConfigError, which names the key that is wrong or not trusted.
     """
     check_rerun_overrides(words)
     overrides = words.parsed
@@ -102,7 +102,7 @@ def reuse_config(
         section, _, name = key.partition(".")
         raw[section][name] = str(path)
     if sections is not None:
-        # The base has the default option of these groups: another one may have keys without a value.
+        # The base uses this machine's default option for these groups: another option may have keys without a value.
         left_out = list_ignored_keys()
         params = {key: value for key, value in params.items() if key not in left_out}
     base = compose_base(params, groups, words, options=options)
@@ -121,7 +121,7 @@ def reuse_config(
         if override.key_or_group not in (*groups, "experiment", RUN_DIR):
             apply_override(reused, override, default)
             local_keys.add(str(override.key_or_group))
-    typed_modules = reused.get("trusted_modules") if "trusted_modules" in local_keys else None  # not the tracked ones
+    typed_modules = reused.get("trusted_modules") if "trusted_modules" in local_keys else None  # not the tracked one
     flagged_modules = [name for name in words.trusted if "/" not in name]
     reused.trusted_modules = list(dict.fromkeys([*flagged_modules, *(typed_modules or ())]))
     reused.resume = None
@@ -143,19 +143,19 @@ def reuse_config(
 
 
 def choose_groups(overrides: Sequence[Override], options: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the typed option of each group. Raises ConfigError if there is no such option."""
+    """Returns the typed option of each group. Raises ConfigError for an unknown option."""
     groups = {str(o.key_or_group): o for o in overrides if o.key_or_group in options}
     for key, override in groups.items():
         if override.is_delete():
             known = ", ".join(options[key])
             raise ConfigError(f"~{key}: a config group cannot be removed; write {key}=OPTION ({known})")
-        if key != "experiment" and str(override.value()) not in options[key]:  # that is null
+        if key != "experiment" and str(override.value()) not in options[key]:  # `experiment=null` is allowed
             raise unknown_option_error(key, str(override.value()), options[key])
     return {key: str(override.value()) for key, override in groups.items() if key != "experiment"}
 
 
 def drop_missing(config: Mapping[str, Any], used: Collection[str]) -> dict[str, Any]:
-    """Returns a config without the keys that have no value, in the sections that a command does not use."""
+    """Returns a config in which the sections that a command does not use lose their keys without a value."""
     kept = dict(config)
     for name, section in config.items():
         if name not in used and isinstance(section, Mapping):
@@ -164,17 +164,17 @@ def drop_missing(config: Mapping[str, Any], used: Collection[str]) -> dict[str, 
 
 
 def find_config_dirs(command: str) -> list[str]:
-    """Returns the folders of `--config-dir` in a command line; none if it cannot be parsed."""
+    """Returns the folders of `--config-dir` in a command line; empty if the line cannot be parsed."""
     try:
         return parse_config_dirs(shlex.split(command))
-    except ValueError:  # it was cut inside of quotes
+    except ValueError:  # the line was cut inside quotes
         return []
 
 
 def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: CommandWords, search: Sequence[str]) -> None:
-    """Checks that the code of a tracked config is trusted, and that it can be found in `search` if it is the user's.
+    """Checks that the code of a tracked config is trusted, and that user modules can be found in `search`.
 
-    Raises ConfigError with the command that names all modules and all folders of options that are missing.
+    Raises ConfigError with the complete command: it names all missing modules and option folders.
     """
     command = complete_command(config, trusted, words)
     try:
@@ -191,9 +191,9 @@ def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: Command
 
 
 def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: CommandWords) -> str:
-    """Returns the command with a `--trust` for each module of the user's code, and the tracked run's `--config-dir`.
+    """Returns the command with the missing `--trust` flags for user modules and the run's missing `--config-dir` flags.
 
-    It is empty if the command has all of them.
+    Returns an empty text if nothing is missing.
     """
     flags = [("--config-dir", each) for each in words.missing_dirs] + [
         ("--trust", each) for each in list_own_modules(config, trusted)
@@ -202,7 +202,7 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: C
 
 
 def check_rerun_overrides(words: CommandWords) -> None:
-    """Raises `ConfigError` for an override that a tracked run does not support."""
+    """Raises ConfigError for an override that is not supported with a tracked run."""
     words.refuse_sweep("this command uses one run")
     for override in words.parsed:
         key = str(override.key_or_group)
@@ -218,7 +218,7 @@ def check_rerun_overrides(words: CommandWords) -> None:
 
 
 def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
-    """Clears the tracked values of keys that are typed anew, so that they are not checked."""
+    """Clears the tracked values of keys that are typed, so that the old values are not checked."""
     for key in keys:
         parent, _, leaf = key.rpartition(".")
         section = get_at(config, parent) if parent else config
@@ -227,7 +227,7 @@ def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
 
 
 def load_config(text: str, run_id: str) -> dict[str, Any]:
-    """Parses a config.yaml into plain containers, with its interpolations."""
+    """Parses a config.yaml into plain containers and keeps its interpolations."""
     try:
         config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
@@ -240,7 +240,7 @@ def load_config(text: str, run_id: str) -> dict[str, Any]:
 def compose_base(
     params: Mapping[str, str], groups: Mapping[str, str], words: CommandWords, options: Mapping[str, Sequence[str]]
 ) -> ComposedConfig:
-    """Composes this machine's options: those that are typed, otherwise those of the run that exist here."""
+    """Composes this machine's options: the typed ones, otherwise the run's options that also exist here."""
     known = {group: params.get(group) for group in options if group != "experiment"}
     choices = {group: str(option) for group, option in known.items() if option in options[group]}
     choices |= groups
@@ -259,15 +259,16 @@ def resolve_separately(
     unused: Mapping[str, Any] = MappingProxyType({}),
     typed: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Config, set[str]]:
-    """Resolves the interpolations of a tracked config within the tracked config and the typed values alone.
+    """Resolves the interpolations of a tracked config, using only its own values and the typed values.
 
-    An interpolation that this machine's options have too stays unresolved. Returns the config, and the keys of these.
+    An interpolation that this machine's options also have stays unresolved. Returns the config, and the keys of the
+    unresolved interpolations.
 
     Args:
         raw: the sections of the tracked config that the command uses.
         default: this machine's options.
-        unused: the other sections of the tracked config, which the used ones may refer to.
-        typed: the values of typed keys, which the tracked keys that refer to them follow.
+        unused: the other sections of the tracked config; the used sections may refer to them.
+        typed: the typed values. Tracked keys that refer to a typed key follow its value.
     """
     local_keys = find_local_interpolations(raw, default)
     isolated = OmegaConf.create({**hide_resolvers(unused), **copy.deepcopy(raw)})
@@ -275,7 +276,7 @@ def resolve_separately(
         if has_leaf(raw, key):
             OmegaConf.update(isolated, key, value)
     for key in local_keys:
-        OmegaConf.update(isolated, key, MASK)  # another key cannot refer to this machine's value
+        OmegaConf.update(isolated, key, MASK)  # no other key may refer to this machine's value
     try:
         everything = to_container(isolated, resolve=True)
     except OmegaConfBaseException as error:
@@ -291,9 +292,9 @@ def resolve_separately(
 
 
 def find_local_interpolations(raw: Config, default: Config) -> set[str]:
-    """Returns the keys whose interpolations this machine's options have too.
+    """Returns the keys whose interpolations this machine's options also have.
 
-    Raises ConfigError for another interpolation that is more than a reference to a key.
+    Raises ConfigError for any other interpolation that is more than a reference to a key.
     """
     local_keys: set[str] = set()
     for key, value in iterate_leaves(raw):
@@ -301,13 +302,13 @@ def find_local_interpolations(raw: Config, default: Config) -> set[str]:
             continue
         if value == get_at(default, key):
             local_keys.add(key)
-        elif "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:  # not only another key
+        elif "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:  # more than a reference to a key
             raise unresolvable_error(key, value)
     return local_keys
 
 
 def hide_resolvers(config: Mapping[str, Any]) -> Config:
-    """Returns a tracked config with masks in place of interpolations that would call a resolver."""
+    """Returns a tracked config in which masks replace the interpolations that would call a resolver."""
     hidden = copy.deepcopy(dict(config))
     for path, text in list_interpolations(hidden).items():
         if "${" in KEY_INTERPOLATION.sub("", text):
@@ -316,7 +317,7 @@ def hide_resolvers(config: Mapping[str, Any]) -> Config:
 
 
 def has_leaf(config: Config, key: str) -> bool:
-    """Whether a plain config has a key, with a value that is no section."""
+    """Whether a plain config has a key whose value is not a section."""
     parent, _, leaf = key.rpartition(".")
     section = get_at(config, parent) if parent else config
     return isinstance(section, dict) and leaf in section and not isinstance(section[leaf], dict)
@@ -325,10 +326,10 @@ def has_leaf(config: Config, key: str) -> bool:
 def compare_environment(
     tracked: Config, base: ComposedConfig, interpolations: Mapping[KeyPath, str]
 ) -> tuple[set[str], list[str]]:
-    """Compares the values with which a run began with those that this machine's options would have now.
+    """Compares the values that a run began with to the values that this machine's options give now.
 
-    Only interpolations that are in these options are resolved: a tracked one may be written by others. Returns the keys
-    with the same value, and a note for each key with another one.
+    It resolves only interpolations that this machine's options contain: others may have been written by someone else.
+    Returns the keys whose values are equal, and a note for each key whose value differs.
     """
     same_keys: set[str] = set()
     notes = []
@@ -365,7 +366,7 @@ def apply_override(config: DictConfig, override: Override, default: Mapping[str,
 
 
 def restore_secrets(config: DictConfig, default: Mapping[str, Any], own: set[str]) -> None:
-    """Replaces masked secrets by this machine's values, and adds their keys to `own`."""
+    """Replaces masked secrets with this machine's values, and adds their keys to `own`."""
     for key, value in iterate_leaves(OmegaConf.to_container(config, resolve=False)):
         if not (isinstance(value, str) and MASK in value) or key in own:
             continue
@@ -396,7 +397,7 @@ def iterate_leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def get_at(config: Any, key: str) -> Any:
-    """Returns the value at a dotted key of a plain config; None if there is none."""
+    """Returns the value at a dotted key of a plain config; None if the key does not exist."""
     for name in key.split("."):
         if isinstance(config, Mapping):
             config = config.get(name)
@@ -408,7 +409,7 @@ def get_at(config: Any, key: str) -> Any:
 
 
 def load_interpolations(text: str) -> dict[KeyPath, str]:
-    """Parses an interpolations.yaml: what config.yaml has the values of."""
+    """Parses an interpolations.yaml: the interpolations whose values are in config.yaml."""
     try:
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError):
@@ -417,12 +418,12 @@ def load_interpolations(text: str) -> dict[KeyPath, str]:
 
 
 def read_interpolations(files: RunFolder) -> dict[KeyPath, str]:
-    """Reads the interpolations of which a run's config.yaml has the values; {} if there are none."""
+    """Reads the interpolations whose values are in the run's config.yaml; {} if it has none."""
     return load_interpolations(files.interpolations.read_text()) if files.interpolations.is_file() else {}
 
 
 def find_section(config: Any, path: KeyPath) -> Any:
-    """Returns the mapping or the list of a plain config that has a value at a path; {} if there is none."""
+    """Returns the mapping or list of a plain config that contains the value at a path; {} if there is no such value."""
     section: Any = {}
     for part in path:
         section = config

@@ -1,4 +1,4 @@
-"""One run: found by its folder, its id or the URI of a model; what is known of it is read when it is asked for."""
+"""A run, found by its folder, its id or a model's URI. Its facts are read on first use."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Run:
     """A run of scaleflow.
 
     Args:
-        folder: its folder; None: what is not here is downloaded from the store.
+        folder: the run's folder; None: missing files are downloaded from the store.
         tracker: connected to the run in the store; None: only the folder is read.
-        model: the model that is meant, of the run in the store.
+        model: the model in the store that the user named, or the run's result.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Run:
 
     @classmethod
     def find(cls, named: str, options: Tracking | None = None, needs_run: bool = True) -> Self:
-        """Returns the run of the store that is named: by its id or its folder with its result, or by a model's URI.
+        """Finds a run in the store, named by its id, its folder or the URI of a model.
 
-        If the run of a model was deleted and the command does not need it, `is_deleted` is true, and only the model is
-        there.
+        For an id or a folder, `model` is the run's result. If the run of a model was deleted and the command does not
+        need it, `is_deleted` is true, and only the model exists.
 
-        Without a typed address in `options`, a folder's record names the store. Raises ConfigError if there is no such
-        run or model, or it is not scaleflow's.
+        A folder's record names the store unless `options` has a typed address. Raises ConfigError if there is no such
+        run or model, or if scaleflow did not create it.
         """
         reference, located = locate_run(named, options or Tracking())
         try:
@@ -87,7 +87,7 @@ class Run:
 
     @classmethod
     def read(cls, named: str, options: Tracking | None = None) -> Self:
-        """Returns the run of a folder without asking the store, and any other one as `find` does.
+        """Returns the run of a folder without asking the store. Finds any other run as `find` does.
 
         Raises ConfigError if there is no such run, or if it ended before it was ready.
         """
@@ -100,57 +100,59 @@ class Run:
 
     @property
     def tracker(self) -> MlflowTracker:
-        """Connected to the run."""
+        """The connection to the run in the store."""
         assert self._tracker is not None
         return self._tracker
 
     @property
     def store(self) -> Tracking:
-        """The options of its store."""
+        """The options of the run's store."""
         return self.tracker.options
 
     @property
     def model(self) -> ModelReference:
-        """The model that is meant."""
+        """The model that the user named, or the run's result."""
         assert self._model is not None
         return self._model
 
     @property
     def model_uri(self) -> str | None:
-        """The URI `models:/m-...` of the model that is meant, in a folder the one that it logged last; None: it has
-        none."""
+        """The URI `models:/m-...` of `model`; for a run read from its folder, of the model logged last. None if there
+        is no model."""
         if self._model is None:
             return self.record.get("model_uri")
         return self._model.model_id and f"models:/{self._model.model_id}"
 
     @property
     def is_result(self) -> bool:
-        """Whether the model that is meant is the result of the run."""
+        """Whether `model` is the result of the run."""
         return self.model.model_id == choose_result(self.tracked).model_id
 
     @property
     def is_deleted(self) -> bool:
-        """Whether only its model is left in the store."""
+        """Whether the run was deleted and only its model is left in the store."""
         return self._tracker is not None and self._tracker.run_id is None
 
     @cached_property
     def tracked(self) -> Any:
-        """The run as MLflow has it."""
+        """The run as an MLflow object."""
         return self.tracker.fetch_run()
 
     @property
     def address(self) -> str | None:
-        """The address of its store, with credentials masked if its folder says it; None if it is not recorded."""
+        """The address of the run's store; None if it is not recorded. Credentials are masked if the folder names it."""
         return self._tracker.uri if self._tracker else self.record.get("uri")
 
     @property
     def path(self) -> Path:
-        """Its folder, wherever it is."""
+        """The path of the run's folder, which may be on another machine."""
         return self._folder or Path(self.tracked.data.tags["scaleflow.folder"])
 
     @cached_property
     def files(self) -> RunFolder:
-        """Its folder; if that is not here, one with its record, the words of its resumes, and its predictions."""
+        """The run's folder. If it is not on this machine, a temporary one with the record, resume overrides and
+        predictions.
+        """
         files = RunFolder(self.path)
         if self._folder or (files.read_record().get("run_id") == self.run_id and files.events.is_file()):
             return files
@@ -163,22 +165,22 @@ class Run:
 
     @property
     def is_here(self) -> bool:
-        """Whether its folder is on this machine."""
+        """Whether the run's folder is on this machine."""
         return self.files.events.is_file()
 
     @cached_property
     def record(self) -> Mapping[str, Any]:
-        """What its folder knows of its record in the store."""
+        """The folder's `record.json`: the run's id and address in the store."""
         return self.files.read_record()
 
     @cached_property
     def state(self) -> RunState:
-        """Its state, with the points of all metrics."""
+        """The run's state, with the points of all metrics."""
         return RunState.read(self.files.path, has_points=True)
 
     @cached_property
     def run_id(self) -> str | None:
-        """Its id in the store; None if it is not recorded."""
+        """The run's id in the store; None if it is not recorded."""
         return self.record.get("run_id") if self._model is None else self._model.run_id
 
     @cached_property
@@ -189,7 +191,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The name, with the id or the folder."""
+        """The name with the id or the folder."""
         return f"{self.name} ({self.run_id or self.files.path})"
 
     @property
@@ -198,14 +200,14 @@ class Run:
 
     @cached_property
     def status(self) -> str | None:
-        """FINISHED, FAILED or KILLED; None while it is open."""
+        """FINISHED, FAILED or KILLED; None while the run is open."""
         if self.is_here:
             return self.state.status
         return None if self.tracked.info.status == "RUNNING" else str(self.tracked.info.status)
 
     @cached_property
     def command(self) -> str:
-        """The command line that began it; empty if it is not known."""
+        """The command line that began the run; empty if unknown."""
         if self.is_deleted:
             return ""
         tags = self.tracked.data.tags if self._tracker else read_json(self.files.provenance)
@@ -213,7 +215,9 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its config, with references between keys and its length of now. Raises ConfigError if it cannot be read."""
+        """The run's config, with references between keys and the current length. Raises ConfigError if it is
+        unreadable.
+        """
         if self._tracker is None:
             config = load_config(self.files.config.read_text(), str(self.files.path))
         else:
@@ -222,12 +226,12 @@ class Run:
 
     @cached_property
     def resumed_length(self) -> Mapping[str, Any]:
-        """The keys of the length that differ from the params, because a command resumed the run with them."""
+        """The length keys that a resume changed: they differ from `params`."""
         return self.state.resumed_length if self._tracker is None else parse_length_tags(self.tracked.data.tags)
 
     @cached_property
     def interpolations(self) -> Mapping[KeyPath, str]:
-        """The interpolations of which its config has the values."""
+        """The interpolations whose values are in the run's config."""
         if self._tracker is None:
             return read_interpolations(self.files)
         with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
@@ -236,7 +240,7 @@ class Run:
 
     @cached_property
     def params(self) -> Mapping[str, str]:
-        """The params with which it began: every key of the config, the chosen options and the `resolved.` values."""
+        """The params at the run's start: every key of the config, the chosen options and the `resolved.` values."""
         if self._tracker is None:
             return self.state.params
         params = dict(self.tracked.data.params)
@@ -244,7 +248,7 @@ class Run:
 
     @cached_property
     def resumed_words(self) -> dict[str, str]:
-        """The values of the keys that resume= commands changed, the last one of each."""
+        """The values of the keys that resume= commands changed, the last value of each key."""
         words: dict[str, str] = {}
         for number in range(1, 1 + self.files.count_resumes()):
             overrides = OmegaConf.to_container(OmegaConf.load(self.files.resume_overrides(number))) or ()
@@ -253,7 +257,7 @@ class Run:
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
-        """The params in the form of the store, with what commands changed that resumed it."""
+        """The params as the store holds them, updated with the values that resume= commands changed."""
         params = self.state.params if self.is_here else self.params
         changed = {key: value for key, value in self.resumed_words.items() if key in params}
         return {to_allowed_key(key): value[:MAX_VALUE] for key, value in {**params, **changed}.items()}
@@ -272,12 +276,12 @@ class Run:
 
     @property
     def modes(self) -> Mapping[str, str]:
-        """Which values of its metrics are better, as far as its folder says it: `auc` to `max`."""
+        """Which values of a metric are better, such as `auc: max`; empty if the run's folder is not here."""
         return self.state.ready.modes if self.is_here and self.state.ready else {}
 
     @property
     def costs(self) -> list[float] | None:
-        """The costs of a miss and of a false alarm, as the user gave them; None if the user gave none."""
+        """The costs of a miss and of a false alarm that the user set; None if both are the default."""
         section = self.config.get("evaluation")
         if not isinstance(section, dict):
             return None
@@ -289,20 +293,21 @@ class Run:
 
     @cached_property
     def weights(self) -> str:
-        """The digest of the exported model's weights; empty if it is not known."""
+        """The digest of the exported model's weights; empty if unknown."""
         return self.state.weights if self.is_here else str(self.tracked.data.tags.get(WEIGHTS, ""))
 
     @cached_property
     def splits(self) -> SplitDigests:
-        """The digests of the data that it was last trained on."""
+        """The digests of the data of the run's last training."""
         from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
 
         return read_split_digests(self.files) if self._tracker is None else read_dataset_inputs(self.tracked)
 
     @cached_property
     def states(self) -> Sequence[Provenance]:
-        """What it was made of, when it began, and when it was resumed with something else; at least one, which may know
-        nothing.
+        """The run's ingredients at its start, and at each resume that changed them.
+
+        There is at least one state, which is empty if nothing is known.
         """
         states = read_states(self.files) or [Provenance()]
         if all(each.data for each in states):
@@ -312,7 +317,7 @@ class Run:
 
     @cached_property
     def repeats(self) -> Sequence[Mapping[str, float]]:
-        """The last metrics of the jobs of its sweep that differ from it at most in the seed, its own included."""
+        """The last metrics of the sweep's jobs that differ from this run at most in the seed, including its own."""
         if not self.is_here:
             siblings = self.tracker.fetch_siblings()
             return [numbers for params, numbers in siblings if select_computed(params) == select_computed(self.params)]
@@ -326,7 +331,7 @@ class Run:
 
     @cached_property
     def learned_state(self) -> LearnedState:
-        """What it learned from its data. Raises ConfigError if its model, or the record of it, is not there."""
+        """What the run learned from its data. Raises ConfigError if its model or the record is missing."""
         if self._tracker is None:
             return read_learned_state(self.files.path)
         with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
@@ -334,17 +339,17 @@ class Run:
             return read_learned_state(Path(folder))
 
     def download(self, name: str, folder: Path) -> Path | None:
-        """Downloads one of its artifacts into a folder; None if there is none."""
+        """Downloads one of the run's artifacts into a folder; None if there is no such artifact."""
         return download_artifact(f"runs:/{self.run_id}/{name}", str(self.tracker.uri), folder)
 
     def complete(self, words: CommandWords) -> CommandWords:
-        """Returns a command about this run, with the folders of options that its own command had."""
+        """Returns a command about this run that knows the `--config-dir` folders of the run's own command."""
         return replace(words, run_id=self.model.run_id, tracked_dirs=find_config_dirs(self.command))
 
     def reuse_config(self, words: CommandWords, policy: Policy = TRAIN) -> ComposedConfig:
-        """Applies the words of a command to its config, or to those sections of it that the command takes.
+        """Applies a command's overrides to the run's config, or to the sections that the command uses.
 
-        Raises ConfigError, naming the key that is wrong or not trusted.
+        Raises ConfigError, which names the key that is wrong or not trusted.
         """
         files = self.find_objects(words, policy) if policy.needs_files else {}
         return reuse_config(
@@ -352,10 +357,10 @@ class Run:
         )
 
     def find_objects(self, words: CommandWords, policy: Policy = TRAIN) -> dict[str, Path]:
-        """Returns where the files are now that hold the data and the model that a program gave the run, by their keys.
+        """Returns the present paths of the data and the model that a program passed to the run, by config key.
 
-        A file that is neither at its place nor in the run's folder is downloaded. What is typed, or not found, is left
-        out, and so is a Keras file of the user that is still at its place.
+        Downloads a file that is neither at its original path nor in the run's folder. Leaves out files whose keys are
+        typed, files that cannot be found, and a Keras file of the user that still exists at its path.
         """
         found: dict[str, Path] = {}
         for each in list_object_keys(self.config):
@@ -375,14 +380,14 @@ class Run:
         return found
 
     def _make_temporary_folder(self) -> Path:
-        """Makes a folder that exists as long as this object."""
+        """Makes a folder that is deleted together with this object."""
         folder = Path(tempfile.mkdtemp(prefix="scaleflow-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:
-    """Returns the params that say what a run computes, without its seed."""
+    """Returns the params that decide what a run computes, without the seed."""
     return {key: each for key, each in params.items() if key != "seed" and is_computed_by(key)}
 
 
@@ -391,9 +396,9 @@ def drop_seed(job: Mapping[str, Any]) -> list[str]:
 
 
 def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
-    """Returns a run's ID or a model's URI, and the options of its store. Imports no MLflow.
+    """Returns a run's id or a model's URI, and the options of its store. Does not import MLflow.
 
-    Raises ConfigError if `named` has none of the forms, or is not the folder of a recorded run.
+    Raises ConfigError if `named` has none of these forms, or is not the folder of a recorded run.
     """
     if RUN_OR_MODEL.fullmatch(named):
         return named, options
@@ -416,10 +421,10 @@ def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
 
 
 def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
-    """Returns the options of a run's store: at `uri`, else at the address in `record.json`, else at the config's.
+    """Returns the options of a run's store. Its address is `uri`, else the one in `record.json`, else the config's.
 
-    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part. Raises ConfigError
-    if the run's config cannot be read, or the store cannot be used.
+    If credentials in the address are masked, `MLFLOW_TRACKING_URI` replaces it, or the masked part is removed. Raises
+    ConfigError if the run's config cannot be read, or the store cannot be used.
     """
     try:
         config = OmegaConf.load(RunFolder(folder).config)

@@ -1,4 +1,4 @@
-"""The name of a run: what was typed for its model and optimizer, its data, and its main options."""
+"""Makes the name of a run from the typed model and optimizer keys, the data and the main options."""
 
 import re
 from collections import Counter
@@ -10,19 +10,19 @@ from scaleflow.config.parse import is_under
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import MASK, mask_override, mask_secrets
 
-#: The overrides that a run's name tells, since its other parts do not.
+#: Overrides that are repeated in a run's name, because its other parts do not contain them.
 TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
 
-#: The most letters of a value in a run's name.
+#: Maximum length of a value in a run's name, in characters.
 MOST = 24
 
 
 def label_overrides(overrides: Sequence[str], config: Mapping[str, Any]) -> str:
-    """Returns the keys of model and optimizer that were typed, for the run's name: `units=64 learning_rate=0.1`.
+    """Returns the typed keys of model and optimizer for the run's name, such as `units=64 learning_rate=0.1`.
 
     Args:
         overrides: the words of the command. A later override of a key replaces an earlier one.
-        config: the resolved config, which has the values of interpolations.
+        config: the resolved config; interpolations get their values from it.
 
     Secrets are left out, and long values are cut.
     """
@@ -35,7 +35,7 @@ def label_overrides(overrides: Sequence[str], config: Mapping[str, Any]) -> str:
 
 
 def resolve_override(override: str, config: Mapping[str, Any]) -> str:
-    """Returns an override with the value that its interpolation has in a resolved config."""
+    """Returns an override with its interpolation replaced by the value in the resolved config."""
     key, _, value = override.partition("=")
     if "${" not in value:
         return override
@@ -47,15 +47,15 @@ def resolve_override(override: str, config: Mapping[str, Any]) -> str:
     return f"{key}={mask_secrets(found)}"
 
 
-#: An interpolation of another key.
+#: An interpolation that refers to a key.
 KEY_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def name_sweep(raw: str | None, swept: Sequence[str], config: Mapping[str, Any]) -> str:
-    """Returns the name of the parent run of a sweep, which has `*` for what differs between the jobs.
+    """Returns the name of a sweep's parent run, with `*` where the jobs differ.
 
     Args:
-        raw: `tracking.run_name` as it was written, such as `exp-s${seed}`.
+        raw: `tracking.run_name` as the user wrote it, such as `exp-s${seed}`.
         swept: the keys and groups with several values.
         config: the resolved config of one job.
     """
@@ -74,7 +74,7 @@ def name_sweep(raw: str | None, swept: Sequence[str], config: Mapping[str, Any])
 
 
 def describe_name(plan: Plan) -> str:
-    """Returns the name of the option and the argument `name`, if there is one, such as `tfds mnist`."""
+    """Returns the dataset option with its argument `name`, if there is one, such as `tfds mnist`."""
     target = plan.dataset.target
     chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
     name = target.arguments.get("name")
@@ -82,16 +82,16 @@ def describe_name(plan: Plan) -> str:
 
 
 def describe_data_name(plan: Plan) -> str:
-    """Returns what the user calls the data: the name of its file or folder, else the name of the dataset."""
+    """Returns the user's name for the data: the name of its file or folder, else the name of the dataset."""
     data_dir = plan.dataset.target.arguments.get("data_dir")
     has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
     return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
 
 
 def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
-    """Returns the name of the run: `tracking.run_name` and the label, or the label, the data and the main options.
+    """Returns the run's name: `tracking.run_name` and the label, or the label, the data and the main options.
 
-    The label comes before the options because lists of runs show only the first 20 letters of a name.
+    The label comes first because lists of runs show only the first 20 characters of a name.
     """
     if plan.tracking.run_name:
         return f"{plan.tracking.run_name} {label}".rstrip()
@@ -106,6 +106,6 @@ def name_data(plan: Plan) -> list[str]:
     target = plan.dataset.target.arguments.get("target")
     names = [target] if isinstance(target, str) else target if isinstance(target, list | tuple) else []
     file = describe_data_name(plan)
-    is_copy = file.startswith("data-") and file.endswith(".feather")  # of a DataFrame, in the run's folder
+    is_copy = file.startswith("data-") and file.endswith(".feather")  # the copy of a DataFrame in the run's folder
     data = describe_name(plan) if is_copy or not file else file
     return [str(mask_secrets(data)), *(["+".join(map(str, names))[:MOST]] if names else [])]

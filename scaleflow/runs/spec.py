@@ -1,4 +1,4 @@
-"""What one process of a run does and needs to know, and its transfer to that process."""
+"""Describes one process of a run, and sends the description to that process."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from scaleflow.runs.folder import RunFolder, to_file_name
 
 
 class Task(Protocol):
-    """The work of the processes of a run: train a model, find a setting, evaluate, check, convert.
+    """The work of a run's processes: train a model, find a setting, evaluate, check, convert.
 
-    A task is a small frozen dataclass, which travels to its processes through a pipe. The launcher imports its module,
-    too, so only `run` may import TensorFlow.
+    A task is a small frozen dataclass. It travels to its processes through a pipe. The launcher also imports its
+    module, so only `run` may import TensorFlow.
 
     Attributes:
-        trains: whether the run trains a model. Only such a run is restarted, and launcher hooks follow no other.
+        trains: whether the run trains a model. Only such runs are restarted, and launcher hooks apply only to them.
     """
 
     trains: ClassVar[bool] = False
 
     def run(self, process: WorkerProcess) -> None:
-        """Does the work. The last event that it emits says how it ended.
+        """Does the work. The last event that it emits describes how it ended.
 
-        An exception before the event `ready` refuses the run, and a later one fails it (`scaleflow.worker.process`). A
-        task without this event is refused. The message of a ConfigError is for the user as it is; other exceptions
-        also leave a traceback in the log.
+        An exception before the event `ready` refuses the run; a later one fails it (`scaleflow.worker.process`). A task
+        that never emits `ready` is refused. A ConfigError is shown to the user as it is; other exceptions also leave a
+        traceback in the log.
         """
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What one process of a run needs to know."""
+    """The description of one process of a run."""
 
     plan: Plan  # the checked config
     folder: Path  # the run's folder, an absolute path
@@ -52,14 +52,14 @@ class RunSpec:
     task: Task  # what the process does
     worker: int = 0  # the number of this process; 0 is the chief, whose events are the run's
     attempt: int = 0  # how often this command has restarted all processes of the run
-    parent: str | None = None  # the folder of the sweep, if the run is a job of one
-    label: str = ""  # what distinguishes it from other runs, or jobs of its sweep, for the run's name
+    parent: str | None = None  # the folder of the sweep, if the run is one of its jobs
+    label: str = ""  # the part of the run's name that distinguishes it from other runs
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
-    #: The keys of the length, such as `training.epochs`, that differ from those with which the run began
+    #: The length keys, such as `training.epochs`, whose values differ from the run's first command
     length: Mapping[str, Any] = field(default_factory=dict)
-    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
+    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats, if any
 
     @property
     def name(self) -> str:
@@ -68,17 +68,17 @@ class RunSpec:
 
     @property
     def file_name(self) -> str:
-        """The name of this process in names of files."""
+        """The name of this process in file names."""
         return to_file_name(self.name)
 
     @property
     def records(self) -> bool:
-        """Whether the events of this process are those of the run."""
+        """Whether the events of this process are the run's events."""
         return self.worker == 0
 
     @property
     def serves(self) -> bool:
-        """Whether this process does what a coordinator asks for, instead of training by itself."""
+        """Whether this process executes a coordinator's requests instead of training by itself."""
         return self.plan.strategy.has_coordinator and self.worker > 0
 
     @property
@@ -98,7 +98,7 @@ class RunSpec:
 
     @property
     def checkpoints(self) -> str:
-        """The folder of the run's checkpoints; that in the run's folder if they are kept in an object store."""
+        """The folder of the checkpoints. If they are kept in an object store, it is the one in the run's folder."""
         folder = self.plan.checkpoint.folder
         return str(self.files.checkpoints) if folder is None or is_store_address(folder) else folder
 
@@ -113,10 +113,10 @@ class RunSpec:
         return self.files.log(self.name)
 
     def without_credentials(self) -> RunSpec:
-        """Returns the spec for a worker, without credentials of the store and without what only the launcher needs.
+        """Returns the spec for a worker, without the store's credentials and the launcher's own values.
 
-        Of the tracking options only the address is masked: a password may be equal to another value, such as `mlflow`.
-        A worker has the address that was typed: it uses no store.
+        Of the tracking options only the address is masked: a password may equal another value, such as `mlflow`. A
+        worker may have the typed address, because it uses no store.
         """
         from scaleflow.config.plan import set_values  # `scaleflow --help` imports this module, and needs no rules
 
@@ -124,10 +124,10 @@ class RunSpec:
         return replace(self, plan=set_values(self.plan, {"tracking.uri": uri}), environment={}, server=None, tags={})
 
     def to_line(self, environment: Mapping[str, str] | None = None) -> bytes:
-        """Serializes the spec for a pipe to a process of the same version, which has this environment.
+        """Serializes the spec for a pipe to a process of the same version that has this environment.
 
-        The line contains the secrets of the config and of the environment, so that the process can mask them. Never
-        write it to a file.
+        The line contains the secrets of the config and the environment, so that the process can mask them. Never write
+        it to a file.
         """
         spec = self.without_credentials()
         text = json.dumps([spec.plan.config, str(self.folder), self.label, dict(environment or {})], default=str)
@@ -135,7 +135,7 @@ class RunSpec:
 
     @classmethod
     def from_line(cls, line: bytes) -> RunSpec:
-        """Parses a line of `to_line`, and remembers the secrets to mask."""
+        """Parses a line of `to_line`, and remembers which secrets to mask."""
         secrets, spec = pickle.loads(base64.b64decode(line))
         remember_secrets(secrets)
         assert isinstance(spec, cls)
@@ -144,14 +144,14 @@ class RunSpec:
 
 @dataclass
 class WorkerProcess:
-    """The process in which a task runs.
+    """The process that runs a task.
 
     Attributes:
         emit: takes the events of the process.
-        should_stop: returns True if the launcher asks for the end.
+        should_stop: returns True if the launcher asks the process to stop.
         is_ready: whether `ready` was emitted, so that there is a run. A task calls `report_ready`.
-        explain: returns an exception of the task as one that says more about its cause.
-        after_failure: is called with the exception after it was reported, if there is a run.
+        explain: converts an exception of the task to one with a better explanation of its cause.
+        after_failure: called with the exception after it was reported, if there is a run.
     """
 
     spec: RunSpec
@@ -163,19 +163,19 @@ class WorkerProcess:
     _lock: FileLock | None = field(default=None, init=False, repr=False)
 
     def lock_folder(self) -> None:
-        """Excludes other processes that write the run's files, until this one or its task ends.
+        """Excludes other processes that write the run's files, until this process or its task ends.
 
-        Raises ConfigError if another process has not released it within a minute.
+        Raises ConfigError if another process has not released the lock within a minute.
         """
         if self.spec.records:
             self._lock = self.spec.files.take_write_lock()
 
     def unlock_folder(self) -> None:
-        """Releases the lock of `lock_folder`, if there is one. `run_worker` does that after the last event."""
+        """Releases the lock of `lock_folder`, if it is held. `run_worker` calls it after the last event."""
         if self._lock is not None:
             self._lock.release()
 
     def report_ready(self, ready: RunReady) -> None:
-        """Reports that everything is built: from here on there is a run, or it continues."""
+        """Reports that everything is built: now the run exists, or continues."""
         self.emit(ready)
         self.is_ready = True

@@ -36,16 +36,16 @@ from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
 
-#: Ends of the names of metrics that are the ends of another metric's 95 % interval.
+#: Suffixes of metrics that are the bounds of another metric's 95 % interval.
 INTERVAL = ("_low", "_high")
 
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
 
-#: Prefix of the tags with the length that commands gave a run which resumed it, as JSON: `scaleflow.training.epochs`.
+#: Prefix of the tags that hold the length set by resume= commands, as JSON: `scaleflow.training.epochs`.
 LENGTH_TAG = "scaleflow.training."
 
-#: The number of rows that the compared models were fitted to, if they did not get all.
+#: The metric with the number of rows that compared models were fitted to, if they did not get all rows.
 FITTED_ROWS = "baseline/rows"
 
 
@@ -54,31 +54,31 @@ class RunState:
     """The state of a run after a sequence of events: all events of the run, or those of one command."""
 
     ready: RunReady | None = None  # the first event `ready`; None if there is no run
-    is_open: bool = False  # whether the run is ready and has not ended since
+    is_open: bool = False  # whether the run is ready and has not ended
     is_under_way: bool = False  # whether the processes of the current attempt have built everything
-    #: The event that ended the run, or refused it, unless the run became ready again after it
+    #: The event that ended or refused the run; None again after the run becomes ready again
     last: RunEnded | RunRefused | None = None
-    last_status: Status | None = None  # the status of the last end, even if the run became ready again after it
+    last_status: Status | None = None  # the status of the last end; it stays if the run becomes ready again
     fault: str = ""  # the error that the chief reported in the current attempt
-    step: int = 0  # the largest step of a metric
+    step: int = 0  # the largest step of any metric
     checkpoint: int | None = None  # the step of the newest checkpoint
-    waiting: Waiting | None = None  # the event `waiting`, while a worker waits
-    #: Seconds that the process may wait for an upload, its own or the chief's, in addition to all other limits
+    waiting: Waiting | None = None  # set while a worker waits
+    #: Seconds that the process may wait for its own or the chief's upload, in addition to all other limits
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
-    model_step: int | None = None  # the number of updates of the exported model; None while there is none
-    formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
+    model_step: int | None = None  # the updates of the exported model; None before the export
+    formats: dict[str, FormatExported] = field(default_factory=dict)  # the exports of the model, by format name
     time: int = 0  # of the newest event, in milliseconds since the epoch
-    profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by its last step
-    result: TaskResult | None = None  # what the run has found, if it trains no model
-    tags: dict[str, str] = field(default_factory=dict)  # those that its events have set
-    description: str = ""  # of a run whose command describes it
-    length: dict[str, int] = field(default_factory=dict)  # what the last command was to train, by the key of `training`
-    weights: str = ""  # the digest of the exported model's weights; empty if it is not known
-    epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
-    has_points: bool = False  # whether `curves` are kept, which grow with the run
+    profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by the window's last step
+    result: TaskResult | None = None  # the result of a run that trains no model
+    tags: dict[str, str] = field(default_factory=dict)  # set by the run's events
+    description: str = ""  # set by a command that describes its run
+    length: dict[str, int] = field(default_factory=dict)  # the length of the last command, by key of `training`
+    weights: str = ""  # the digest of the exported model's weights; empty if unknown
+    epoch_steps: int | None = None  # the updates in the first epoch; None until it ends
+    has_points: bool = False  # whether `curves` are kept; they grow with the run
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
-    record: Mapping[str, Any] = field(default_factory=dict)  # what the folder knows of the run in the store
+    record: Mapping[str, Any] = field(default_factory=dict)  # the content of the folder's `record.json`
 
     @classmethod
     def read(cls, folder: Path, has_points: bool = False) -> Self:
@@ -166,7 +166,7 @@ class RunState:
 
     @property
     def error(self) -> str:
-        """Why the run did not finish, or why it was refused; empty if neither is the case."""
+        """Why the run failed, was killed or was refused; otherwise empty."""
         match self.last:
             case RunEnded(error=error):
                 return error
@@ -176,12 +176,12 @@ class RunState:
 
     @property
     def refusal(self) -> ConfigError | None:
-        """Why there is no run, if it was refused."""
+        """The error of a refused run; None if it was not refused."""
         return ConfigError(self.last.message) if isinstance(self.last, RunRefused) else None
 
     @property
     def resumed_length(self) -> dict[str, Any]:
-        """The keys of the length that differ from the params, because a command resumed the run with them."""
+        """The length keys that a resume changed: they differ from `params`."""
         return parse_length_tags(self.tags)
 
     @property
@@ -190,12 +190,12 @@ class RunState:
 
     @property
     def run_id(self) -> str | None:
-        """Its id in the store; None if it is not recorded."""
+        """The run's id in the store; None if it is not recorded."""
         return self.record.get("run_id")
 
     @property
     def model_uri(self) -> str | None:
-        """The URI of the model that it logged last, `models:/m-...`; None if the store has none."""
+        """The URI `models:/m-...` of the model that the run logged last; None if the store has none."""
         return self.record.get("model_uri")
 
     @property
@@ -206,8 +206,10 @@ class RunState:
 
     @property
     def model_metrics(self) -> dict[str, float]:
-        """The metrics of the exported model; needs the points. With `checkpoint.export=best` they are the values at the
-        step of the best checkpoint. Otherwise, and in `perf/`, they are the last values.
+        """The metrics of the exported model. Needs `has_points`.
+
+        If training went on after the step of the exported model, as with `checkpoint.export=best`, these are the values
+        at that step. Otherwise, and for `perf/`, they are the last values.
         """
         if self.model_step is None or self.model_step >= self.step:
             return self.metrics
@@ -226,9 +228,10 @@ class RunState:
 
     @property
     def baseline(self) -> dict[str, float]:
-        """The metrics of a constant prediction, by the name of the metric that they compare with, such as `test/loss`.
+        """The metrics of a constant prediction, keyed by the metric to compare with, such as `test/loss`.
 
-        The worker reports `baseline/<metric>` for the validation split, or for the test split if there is no other.
+        The worker reports `baseline/<metric>` for the validation split, or for the test split if there is no validation
+        split.
         """
         of_test = f"{BASELINE}test/"
         has_validation = any(name.startswith((of_test, "val/")) for name in self.metrics)
@@ -240,9 +243,9 @@ class RunState:
         return values
 
     def find_fitted_baselines(self, name: str) -> dict[str, float]:
-        """Returns the values of a metric, such as `test/rmse`, of the models that features have fitted, by model.
+        """Returns a metric, such as `test/rmse`, of the models that features fitted for comparison, by model.
 
-        They are of the split that the run's results are of.
+        It is empty unless the metric's split is the split of `results`.
         """
         split, _, metric = name.partition("/")
         values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in list_compared_models()}
@@ -251,24 +254,24 @@ class RunState:
 
     @property
     def fitted_rows(self) -> int:
-        """How many training rows the fitted models got; 0: all of them."""
+        """The number of training rows that the compared models were fitted to; 0: all rows."""
         return int(self.metrics.get(FITTED_ROWS, 0))
 
     @property
     def results(self) -> dict[str, float]:
-        """The metrics of the test split, without the ends of intervals; if there are none, those of validation, else
-        those of training.
+        """The metrics of the test split, without interval bounds; without a test split, of validation, else of
+        training.
         """
         return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
 
 
 def make_length_tags(length: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the tags that say with which length a run was resumed, by the keys `training.epochs` and so on."""
+    """Returns the tags that store the length of a resumed run. The keys of `length` are `training.epochs` and so on."""
     return {f"{LENGTH_TAG}{key.partition('.')[2]}": json.dumps(value) for key, value in length.items()}
 
 
 def parse_length_tags(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the length that the tags of a run name, by the keys `training.epochs` and so on."""
+    """Returns the length stored in a run's tags, by the keys `training.epochs` and so on."""
     length = {}
     for tag, text in tags.items():
         if tag.startswith(LENGTH_TAG):
@@ -278,7 +281,7 @@ def parse_length_tags(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns metrics without those that are ends of the interval of another one."""
+    """Returns the metrics without the interval bounds of other metrics."""
     return {
         name: value
         for name, value in values.items()
@@ -287,6 +290,6 @@ def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the last event of the run in a folder says that it is FINISHED. Reads only the end of the file."""
+    """Whether the last event of the run in a folder is its end with FINISHED. Reads only the end of the file."""
     last = read_last_event(RunFolder(folder).events)
     return isinstance(last, RunEnded) and last.status == "FINISHED"

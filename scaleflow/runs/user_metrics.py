@@ -1,7 +1,7 @@
 """Logs metrics from user code during training, and guards MLflow's fluent API in workers.
 
-A worker has no access to the store: it reports to the launcher, which records. MLflow's fluent API would start a
-separate run in a worker, so there it raises an error that names `log_metric`.
+A worker has no access to the store: it reports metrics to the launcher, which records them. MLflow's fluent API would
+start a separate run in a worker, so it raises an error there that names `log_metric`.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-#: The module of MLflow's fluent API, and its function that finds or starts a run.
+#: MLflow's module with the fluent API, and its function that finds or starts a run.
 FLUENT = "mlflow.tracking.fluent"
 BEGIN = "_get_or_start_run"
 
@@ -21,8 +21,8 @@ _log: Callable[[str, float], None] | None = None
 def log_metric(name: str, value: Any) -> None:
     """Logs a metric at the current step of the run that this process trains.
 
-    Call it in the hooks of a callback, or in other Python code that runs during training. With several workers only the
-    chief's values are recorded.
+    Call it in the hooks of a callback, or in other Python code that runs during training. With several workers, only
+    the chief's values are recorded.
 
     Args:
         name: the metric's name, such as `gradients/norm`.
@@ -46,7 +46,7 @@ def log_nowhere(name: str, value: float) -> None:
 
 
 def number_of(value: Any) -> float | None:
-    """Converts a value to a float; returns None for other types and for symbolic tensors."""
+    """Converts a value to a float; None for other types and symbolic tensors."""
     if isinstance(value, str | bytes | bytearray):
         return None
     try:
@@ -57,13 +57,13 @@ def number_of(value: Any) -> float | None:
 
 @contextlib.contextmanager
 def user_metrics(log: Callable[[str, float], None] = log_nowhere) -> Iterator[None]:
-    """While the context is open, `log_metric` calls `log`, and MLflow's fluent API can't start a run."""
+    """Makes `log_metric` call `log` while the context is open, and stops MLflow's fluent API from starting a run."""
     import wrapt
 
     global _log
     before = _log
     _log = log
-    wrapt.register_post_import_hook(refuse_runs, FLUENT)  # if it is imported already, this calls it now
+    wrapt.register_post_import_hook(refuse_runs, FLUENT)  # if MLflow is already imported, this calls the hook now
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Collects what a run is made of when it begins, beside the start of its processes."""
+"""Collects the ingredients of a run when it begins, while its processes start."""
 
 import contextlib
 import functools
@@ -30,16 +30,16 @@ from scaleflow.runs.provenance.record import (
 from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
-#: The copies of modules have no more bytes than this.
+#: The maximum total size of the copied modules.
 CODE_BYTES = 384 << 10
 
-#: Of more changed files, or larger ones, only names and sizes are compared.
+#: Changed files are digested up to this total size, small ones first. Of the others only names and sizes are compared.
 DIGESTED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class GitChanges:
-    """The uncommitted changes: the digests by path, the patch, and why it lacks files."""
+    """The uncommitted changes: digests by path, the patch, and the reason why each missing file is not in it."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
     patch: str = ""
@@ -47,7 +47,7 @@ class GitChanges:
 
 
 class LaunchFacts:
-    """What the runs of one command have in common. It is collected once, git's part once for each state of the code."""
+    """The facts that all runs of one command share. Git is read once per state of the user's code, the rest once."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -63,7 +63,7 @@ class LaunchFacts:
         return describe_machine()
 
     def read_git(self, code: object = None) -> CodeRecord | None:
-        """Returns the state of the repository of the current folder. `code` identifies the user's code."""
+        """Returns the state of the current folder's repository. `code` identifies the user's code."""
         with self._lock:
             if code not in self._git:
                 self._git[code] = read_git(Path.cwd())
@@ -79,8 +79,8 @@ class LaunchFacts:
 def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     """Writes the tags, the packages and the record into the folder of a run that begins or resumes.
 
-    A resumed run keeps its first record. What differs from its last one is added. Raises OSError if the files cannot
-    be written.
+    A resumed run keeps its first record; a new state is added if something that matters changed. Raises OSError if the
+    files cannot be written.
     """
     files = spec.files
     plan = spec.plan
@@ -108,7 +108,7 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
 def collect_launch(
     spec: RunSpec, facts: LaunchFacts, code: Mapping[str, CodeFile], git: CodeRecord | None, changes: GitChanges
 ) -> Provenance:
-    """Returns what the launcher knows of a run that begins."""
+    """Returns the launcher's part of the provenance of a run that begins."""
     plan = spec.plan
     modules = {name: describe_module(file, git) for name, file in code.items()}
     record = replace(
@@ -132,7 +132,7 @@ def collect_launch(
 
 
 def describe_module(file: CodeFile, git: CodeRecord | None) -> list[str]:
-    """Returns the digests of a module, and its path in the repository; see `CodeRecord`."""
+    """Returns the two digests of a module and its path in the repository; see `CodeRecord`."""
     path = os.path.realpath(file.path)
     is_inside = git is not None and Path(path).is_relative_to(os.path.realpath(git.root))
     return [
@@ -143,7 +143,7 @@ def describe_module(file: CodeFile, git: CodeRecord | None) -> list[str]:
 
 
 def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
-    """Copies the user's modules, with secrets masked; returns why some are left out."""
+    """Copies the user's modules, with secrets masked. Returns the reason for each module that is left out."""
     left_out = {}
     total = 0
     for name, file in sorted(code.items(), key=lambda item: item[1].path.stat().st_size):
@@ -159,7 +159,7 @@ def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
 
 
 def collect_changes(state: CodeRecord) -> GitChanges:
-    """Returns the uncommitted changes."""
+    """Returns the uncommitted changes. If git fails, they have no patch."""
     digests = digest_changes(state)
     try:
         return GitChanges(digests, *make_patch(state))
@@ -168,9 +168,7 @@ def collect_changes(state: CodeRecord) -> GitChanges:
 
 
 def digest_changes(state: CodeRecord) -> dict[str, str]:
-    """Returns the digests of the changed files that are the smallest; of the others only their names and sizes count,
-    together.
-    """
+    """Returns the digests of the smallest changed files, and one digest of the names and sizes of all others."""
     sizes = {}
     for path, how in ((path, how) for path, how in state.changed.items() if not is_secret_file(path)):
         with contextlib.suppress(OSError):
@@ -190,13 +188,13 @@ def digest_changes(state: CodeRecord) -> dict[str, str]:
 
 
 def read_code(config: Mapping[str, Any], search: Sequence[str]) -> CodeRecord:
-    """Returns the user's code that a config names as it is now, without what git knows of it."""
+    """Returns the current code that a config names, without facts from git."""
     modules = {name: describe_module(file, None) for name, file in find_code(config, search).items()}
     return CodeRecord(version=VERSION, modules=modules)
 
 
 def list_code_changes(plan: Plan, files: RunFolder, resume: int) -> list[str]:
-    """Names the modules that changed since a run was begun, or was resumed with changed code before a resume."""
+    """Lists the modules that differ from the run's last recorded code before the command with the number `resume`."""
     before = read_last_inputs(files, resume)
     changes = compare(before, Provenance(code=read_code(plan.config, plan.search)), ("code",)) if before else ()
     return [str(each) for each in changes if each.matters]

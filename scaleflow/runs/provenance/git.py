@@ -1,7 +1,7 @@
-"""Reads what git knows of the code around a folder: the commit, the changes since, and a patch of them.
+"""Reads facts from git about the code around a folder: the commit, the changes since, and a patch of them.
 
-It changes nothing, and runs no hook. If git is missing, too slow, or refuses a repository of another user, it knows
-nothing, which is no error.
+It changes nothing and runs no hooks. If git is missing, too slow, or refuses a repository of another user, there are no
+facts; this is not an error.
 """
 
 import itertools
@@ -21,33 +21,33 @@ from scaleflow.runs.provenance.record import CodeRecord
 #: Time limit of a git command in seconds.
 GIT_SECONDS = 5.0
 
-#: A file is in the patch if it has no more bytes than this; all files together, and the patch, no more than these.
+#: Size limits of the patch: of one file, of all files together, and of the patch itself.
 FILE_BYTES = 1 << 20
 INPUT_BYTES = 16 << 20
 PATCH_BYTES = 384 << 10
 
-#: The most files in the patch, since they stand in a command line.
+#: Maximum number of files in the patch: they are words of a command line.
 MAX_PATCHED = 500
 
-#: The most files of which it is said why they are left out.
+#: Maximum number of files that are listed with the reason why the patch lacks them.
 MAX_LEFT_OUT = 200
 
-#: The most new files that are looked at.
+#: Maximum number of new files to look at.
 MAX_NEW = 100_000
 
-#: Options that make the output the same under every configuration, and start no other program.
+#: Options that make git's output independent of the user's configuration, and that keep it from starting programs.
 OPTIONS = (
     *("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
     *("-c", "core.quotePath=false", "-c", "color.ui=false"),
 )
 
-#: What a record says of a file that was deleted since the commit.
+#: Stands for the digest of a file that was deleted since the commit.
 GONE = "gone"
 
-#: A commit. A text of another form, which may come from a store, could be an option of git.
+#: A commit id. It may come from a store, so any other text is refused: git could read it as an option.
 COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-#: A file in a folder with the code of an earlier run (`rerun --checkout`).
+#: A file that marks a folder with the code of an earlier run (`rerun --checkout`).
 CHECKOUT_MARK = ".scaleflow-checkout"
 
 
@@ -67,9 +67,10 @@ def run_git(folder: Path, *words: str, text: str | None = None, environment: Map
 
 
 def read_git(folder: Path) -> CodeRecord | None:
-    """Returns what git knows of the repository that a folder is in; None if there is none with a commit that git reads.
+    """Returns the state of the repository that contains a folder; None if git finds no readable repository with a
+    commit.
 
-    In `changed`, files are `changed`, `new` or `gone`. New files that git ignores, and what runs write, are left out.
+    In `changed`, each file is `changed`, `new` or `gone`. New files that git ignores, and output of runs, are left out.
     """
     try:
         root = Path(run_git(folder, "rev-parse", "--show-toplevel"))
@@ -111,19 +112,19 @@ def add_submodules(state: CodeRecord, paths: Sequence[str]) -> CodeRecord:
 
 
 def is_path_within(path: str) -> bool:
-    """Whether a path of a record, which may come from a store, leads down from a folder, and not to git's own files."""
+    """Whether a path stays inside its folder and outside `.git`. The path may come from a store."""
     parts = PurePosixPath(path).parts
     return bool(parts) and parts[0] != "/" and not {"..", ".git"} & {*parts}
 
 
 def is_output(path: str) -> bool:
-    """Whether a file is written by runs or by Python: the tracking store and its artifacts, compiled modules."""
+    """Whether runs or Python wrote a file: the tracking store and its artifacts, compiled modules."""
     is_code = path.endswith(".py")
     return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
 
 
 def list_changes_since(state: CodeRecord, commit: str) -> dict[str, str] | None:
-    """Returns the files that differ from another commit, as `CodeRecord.changed` does; None if it is not known here."""
+    """Returns the files that differ from another commit, as `CodeRecord.changed` does; None if git does not know it."""
     if not COMMIT_ID.fullmatch(commit):
         return None
     try:
@@ -134,12 +135,14 @@ def list_changes_since(state: CodeRecord, commit: str) -> dict[str, str] | None:
 
 
 def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
-    """Yields new files, of entries of git's status: folders end with a `/`, and may hold ignored files and runs."""
+    """Yields the new files in git's status entries. Entries that end with `/` are folders, without ignored files and
+    runs.
+    """
     yield from (entry for entry in entries if not entry.endswith("/"))
     found: list[str] = []
     for folder in (entry for entry in entries if entry.endswith("/")):
         for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
-            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository; an environment
+            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository, or an environment
                 folders.clear()
                 continue
             folders[:] = [name for name in folders if name not in NO_DATA]
@@ -149,13 +152,13 @@ def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
     if found:
         try:
             ignored = run_git(root, "check-ignore", "--no-index", "-z", "--stdin", text="\0".join(found)).split("\0")
-        except subprocess.CalledProcessError:  # none is ignored
+        except subprocess.CalledProcessError:  # git ignores none of them
             ignored = []
         yield from sorted(set(found) - set(ignored))
 
 
 def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
-    """Chooses the files that the patch has, small ones first. Returns them, and why others are left out."""
+    """Chooses the files of the patch, small ones first. Returns them, and the reason for each file that is left out."""
     sizes = {}
     left_out = {}
     for path in (path for path, how in state.changed.items() if how != GONE):
@@ -181,9 +184,9 @@ def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
 
 
 def make_patch(state: CodeRecord) -> tuple[str, dict[str, str]]:
-    """Returns a patch from the commit to the changed and new files, with secrets masked, and why files are left out.
+    """Returns a patch from the commit to the changed and new files, and the reason for each file that is left out.
 
-    Files that are gone are not in it.
+    Secrets are masked. Deleted files are not in the patch.
     """
     chosen, left_out = choose_patched(state)
     sections: list[str] = []
@@ -208,10 +211,11 @@ def make_patch(state: CodeRecord) -> tuple[str, dict[str, str]]:
 
 
 def diff_files(root: Path, paths: Sequence[str], new: Sequence[str], prefix: str) -> list[str]:
-    """Returns the sections of a patch of these files. A copy of the index names the new ones."""
+    """Returns the sections of a patch of these files. New files are added to a copy of the index."""
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         index = Path(folder, "index")
-        # Its time is kept: git looks into files that are not older, which may have changed within the same second
+        # The copy keeps the index's time: git rereads files that are not older, since they may have changed in the same
+        # second.
         shutil.copy2(Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index"), index)
         there = {"GIT_INDEX_FILE": str(index), "GIT_LITERAL_PATHSPECS": "1"}
         if new:
@@ -223,25 +227,25 @@ def diff_files(root: Path, paths: Sequence[str], new: Sequence[str], prefix: str
 
 
 def split_patch(patch: str) -> list[str]:
-    """Returns the sections of a patch: one for each file."""
+    """Splits a patch into one section per file."""
     return [section for section in re.split(r"^(?=diff --git )", patch, flags=re.M) if section.strip()]
 
 
 def find_patched_path(section: str) -> str:
-    """Returns the path of a section, whose first line is `diff --git a/PATH b/PATH`."""
+    """Returns the file path of a section, whose first line is `diff --git a/PATH b/PATH`."""
     names = section.partition("\n")[0].removeprefix("diff --git ")
     return names[2 : len(names) // 2] if names[:2] == "a/" else names.strip('"').partition('" "b/')[2]
 
 
 def mask_section(section: str, path: str) -> str:
-    """Masks the secrets in the lines of a section; its hunks keep their lines."""
+    """Masks the secrets in a section. The number of lines of its hunks stays the same."""
     head, at, body = section.partition("\n@@ ")
-    if not at:  # an empty file, or another mode
+    if not at:  # an empty file, or a change of the file mode
         return section
     lines = f"{at[1:]}{body}".split("\n")
     content = [index for index, line in enumerate(lines) if line[:1] in (" ", "+", "-")]
     for index, masked in zip(content, mask_lines([lines[index][1:] for index in content], path), strict=True):
         lines[index] = lines[index][0] + masked
-    # What follows the second @@ is a line of the file
+    # The text after the second @@ is a line of the file, so it is removed.
     hunks = [re.sub(r"^(@@ .*? @@).*", r"\1", line) for line in lines]
     return f"{head}\n" + "\n".join(hunks)

@@ -1,4 +1,4 @@
-"""Lists what a run's numbers depend on besides its code and data: packages, the machine, environment variables."""
+"""Lists everything that can change a run's numbers besides code and data: packages, machine, environment variables."""
 
 import contextlib
 import json
@@ -17,19 +17,19 @@ from scaleflow.cluster.gpus import query_nvidia_smi, visible_gpus
 from scaleflow.interfaces.secret_masking import mask_secrets, mask_text
 from scaleflow.runs.provenance.git import read_origin, run_git
 
-#: Environment variables that can change results, by their beginnings, and those of them that cannot.
+#: Environment variables that can change results, by prefix. The first group excludes those that cannot.
 VARIABLES = re.compile(
     r"(?!TF_(CONFIG$|CPP_|CLI_|VAR_|LOG|DATA_DIR$|WORKSPACE$)|CUDA_VISIBLE_DEVICES$|NVIDIA_VISIBLE_DEVICES$|KERAS_HOME$|CUDA_HOME$|CUDA_PATH$)"
     r"(TF_|XLA_|KERAS_|OMP_|MKL_|KMP_|OPENBLAS_|DNNL_|ONEDNN_|CUDA_|CUDNN_|CUBLAS_|NVIDIA_|PYTHONHASHSEED$)\w*"
 )
 
-#: Those that scikit-learn sets when it is imported.
+#: Variables that scikit-learn sets on import.
 SET_BY_LIBRARIES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 
-#: The flags of a CPU that decide which instructions TensorFlow computes with.
+#: The CPU flags that decide which instructions TensorFlow uses.
 CPU_FEATURES = re.compile(r"sse4_\d|avx\w*|fma|f16c|amx_\w+|asimd\w*|sve\w*|bf16|i8mm")
 
-#: The kernel takes long to tell of many cores, which are the same.
+#: How much of /proc/cpuinfo is read: the kernel needs long to list many cores, and all cores are alike.
 CPU_INFO_BYTES = 8192
 
 
@@ -38,9 +38,9 @@ class Package:
     """An installed package.
 
     Attributes:
-        source: for one from a repository: `git+URL@COMMIT`, with credentials masked; of a folder that is installed for
-            editing and has no remote, `COMMIT`; else empty.
-        path: the folder of one that is installed for editing; else empty.
+        source: where the package comes from, if not from an index: `git+URL@COMMIT` with credentials masked for a
+            repository, `COMMIT` for a folder that is installed for editing and has no remote. Otherwise empty.
+        path: the folder of a package that is installed for editing; otherwise empty.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """A line of a requirements file; a comment if no index has the package."""
+        """A line of a requirements file; it is a comment if the package exists only in a local folder."""
         if "+" in self.source:
             return f"{self.name} @ {self.source}"
         return f"# {self.name}=={self.identity} is in {self.path}" if self.path else f"{self.name}=={self.version}"
 
 
 def list_packages() -> dict[str, Package]:
-    """Returns the installed packages by name, sorted. Of two of one name, Python imports the first."""
+    """Returns the installed packages by name, sorted. If a name occurs twice, the one that Python imports counts."""
     found: dict[str, Package] = {}
     for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def list_packages() -> dict[str, Package]:
 
 
 def read_package(info: Path) -> Package | None:
-    """Reads the first lines of a package's metadata, which have its name and version; None if there are none."""
+    """Reads the name, version and origin of a package; None if its metadata has no name or version."""
     for path in (info / "METADATA", info / "PKG-INFO", info):
         try:
             with path.open("rb") as file:
@@ -93,7 +93,7 @@ def read_package(info: Path) -> Package | None:
 
 
 def describe_origin(origin: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns `source` and `path` of a `Package` that did not come from an index."""
+    """Returns `source` and `path` of a package, from its `direct_url.json`."""
     url = mask_text(str(origin.get("url", "")))
     if commit := origin.get("vcs_info", {}).get("commit_id"):
         return f"{origin['vcs_info'].get('vcs', 'git')}+{url}@{commit}", ""
@@ -114,7 +114,7 @@ def count_cores() -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """Returns what of this machine can change the bits of a result, by its name in messages."""
+    """Returns the properties of this machine that can change the bits of a result, by their names in messages."""
     try:
         with Path("/proc/cpuinfo").open() as file:
             info = file.read(CPU_INFO_BYTES)

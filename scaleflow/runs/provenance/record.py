@@ -1,7 +1,7 @@
-"""Writes and reads the record of what a run was made of: the folder `provenance/` there and in MLflow.
+"""Writes and reads the record of a run's ingredients: the folder `provenance/` in the run's folder and in MLflow.
 
-`record.json` is written by the launcher and `data.json` by the worker. Each has a list of states: that of the first
-command, and one more of each command that resumed the run with something else.
+The launcher writes `record.json`, the worker writes `data.json`. Each contains a list of states: the first command's,
+and one for each resume that changed something.
 """
 
 import json
@@ -14,30 +14,29 @@ from typing import Any
 from scaleflow.errors import ConfigError
 from scaleflow.runs.folder import RunFolder, read_json, replace_text
 
-#: The version of both files. A reader refuses newer ones.
+#: The format version of both files. A newer version is an error.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """The code of a run, and what git knows of the repository of the current folder.
+    """The code of a run, and git's facts about the repository of the current folder.
 
     Attributes:
-        is_kept: whether the code was looked at and copied; false with `tracking.code=false`.
-        version: how the digests of modules were computed; others are not comparable.
-        modules: the user's modules that the config names and those that they import, by the path from the folder in
-            which they were found: the digest of the code without comments, that of the content, and the path from the
-            repository's top folder (empty outside of it).
-        commit: the commit that is checked out, 40 or 64 hexadecimal digits; empty without git, as what follows.
-        branch: the name of the branch; `HEAD` if none is checked out.
-        origin: the address of the remote `origin`, with credentials masked; empty if there is none.
-        changed: the digests of the files that differ from the commit, by path from the repository's top folder, those
-            of submodules, too; `gone` for one that was deleted. Until they are computed, `changed` and `new` stand for
-            digests.
+        is_kept: whether the code was read and copied; false with `tracking.code=false`.
+        version: how the digests of modules were computed. Digests of different versions are not compared.
+        modules: the user's modules that the config names, and the modules that these import. The key is the path
+            relative to the search folder. The value has the digest of the code without comments, the digest of the
+            file's content, and the path in the repository (empty if the file is outside).
+        commit: the commit that is checked out, 40 or 64 hexadecimal digits. Without git it and all following are empty.
+        branch: the name of the branch; `HEAD` if no branch is checked out.
+        origin: the address of the remote `origin`, with credentials masked; empty without a remote.
+        changed: the digests of the files that differ from the commit, including files of submodules, by path in the
+            repository; `gone` for a deleted file. Before the digests are computed, the values are `changed` and `new`.
         submodules: the commits of submodules that differ from the commit, by path.
-        left_out: why a changed file is not in the patch, or a module not among the copies.
-        root: the repository's top folder. It is not recorded.
-        is_dirty: whether tracked files differ from the commit. It is not recorded: a tag has it.
+        left_out: why a changed file is not in the patch, or a module is not among the copies.
+        root: the repository's top folder. Not recorded.
+        is_dirty: whether tracked files differ from the commit. Not recorded, because a tag holds it.
     """
 
     is_kept: bool = False
@@ -55,18 +54,18 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a run was made of, when one of its commands began.
+    """The ingredients of a run when one of its commands began.
 
     Attributes:
-        resume: the number of the command that resumed the run; 0: it began.
-        packages: the versions of all installed packages by name, with the commit of those that have one.
-        editable: the folders of those that are installed for editing, by name.
-        machine: what of the machine can change results, such as the CPU's features.
-        variables: the environment variables that can, with secrets masked.
+        resume: the number of the command that resumed the run; 0: the first command.
+        packages: the versions of all installed packages by name, each with its commit if it has one.
+        editable: the folders of packages that are installed for editing, by name.
+        machine: the properties of the machine that can change results, such as the CPU's features.
+        variables: the environment variables that can change results, with secrets masked.
         command: the command line, with secrets masked.
-        settings: the values that count, as text by their dotted keys; a run's are its params.
-        data: `splits` as the event `data` has them, `kind`, `classes`, and `files`: the digest, the size in bytes and
-            the time of the last change of each file by its path. Empty until the worker has read the data.
+        settings: the values to compare, as text by their dotted keys. For a run they are its params.
+        data: `splits` as in the event `data`, `kind`, `classes`, and `files`: the digest, the size in bytes and the
+            last change of each file by path. Empty until the worker has read the data.
     """
 
     resume: int = 0
@@ -83,19 +82,19 @@ class Provenance:
 
 
 def write_launch_state(files: RunFolder, state: Provenance) -> None:
-    """Adds what the launcher knows when a command begins."""
+    """Adds the launcher's state when a command begins."""
     values = asdict(state)
     del values["data"], values["settings"], values["code"]["root"], values["code"]["is_dirty"]
     append_state(files.provenance_record, values)
 
 
 def write_data_state(files: RunFolder, resume: int, data: Mapping[str, Any]) -> None:
-    """Adds what the worker has read."""
+    """Adds the worker's state after it has read the data."""
     append_state(files.data_record, {"resume": resume, **data})
 
 
 def remove_launch_state(files: RunFolder, resume: int) -> None:
-    """Removes what the launcher added for a command that resumed the run and was refused, if it added anything."""
+    """Removes the launcher's state of a refused resume, if there is one."""
     states = read_json(files.provenance_record).get("states", [])
     if resume and states and states[-1]["resume"] == resume:
         write_states(files.provenance_record, states[:-1])
@@ -114,9 +113,9 @@ def write_states(path: Path, states: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_states(files: RunFolder) -> list[Provenance]:
-    """Reads the states of a run's record in the order of its commands; none if it has no record.
+    """Reads the states of a run's record in the order of its commands; empty if there is no record.
 
-    Raises ConfigError if it cannot be read, or is of a newer version.
+    Raises ConfigError if the record cannot be read or its format is newer.
     """
     try:
         launched, read = (load_states(path) for path in (files.provenance_record, files.data_record))
@@ -133,16 +132,16 @@ def read_states(files: RunFolder) -> list[Provenance]:
 
 
 def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance | None:
-    """Returns what a run was made of last, or before it was resumed by the command with the number `resume`.
+    """Returns the run's last state, or the last one before the command with the number `resume`; None if unknown.
 
-    It has no commit. None: that is not known.
+    Its commit is empty.
     """
     states = [each for each in read_states(files) if resume is None or each.resume < resume]
     return replace(states[-1], code=replace(states[-1].code, commit="")) if states else None
 
 
 def read_data_files(files: RunFolder) -> Mapping[str, Sequence[Any]]:
-    """Returns the digests of the files that a run last read; {} if it has none."""
+    """Returns the digests of the files that a run read last; {} without a record."""
     states = load_states(files.data_record)
     return dict(states[-1].get("files", {})) if states else {}
 

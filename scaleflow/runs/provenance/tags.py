@@ -1,6 +1,6 @@
-"""The tags that say where a run comes from (code, machine, command), in its folder and in the store.
+"""The tags that describe where a run comes from (code, machine, command), in its folder and in the store.
 
-Tags have MLflow's own names if there are some, so that MLflow's UI shows them.
+If MLflow has a tag for a fact, that name is used, so that MLflow's UI shows it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:  # MLflow imports this module in every process that uses it
     from scaleflow.runs.provenance.machine import Package
     from scaleflow.runs.provenance.record import CodeRecord
 
-#: The environment variable with the folder of the run that this process works for.
+#: The environment variable that names the folder of the run for which this process works.
 INSIDE = "SCALEFLOW_RUN_FOLDER"
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 
-#: A longer command line is cut, in characters.
+#: Longer command lines are cut, in characters.
 LONGEST = 4000
 
 
 def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> dict[str, str]:
-    """Returns the tags of a run that starts now in this process."""
+    """Returns the tags of a run that this process starts now."""
     tags = {
         "scaleflow.host": socket.gethostname(),
         "scaleflow.command": command_line(sys.orig_argv),
@@ -47,7 +47,7 @@ def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> 
 
 
 def write_run_tags(folder: Path, tags: Mapping[str, str]) -> None:
-    """Writes the tags into a run's folder. A resumed run keeps its first ones."""
+    """Writes the tags into a run's folder. A resumed run keeps its first tags."""
     path = RunFolder(folder).provenance
     if not path.exists():
         path.write_text(json.dumps(tags, indent=1))
@@ -74,7 +74,7 @@ def mark_process(folder: Path) -> Iterator[None]:
 class RunContext:
     """An MLflow run-context provider: MLflow runs that user code starts inside a scaleflow run get that run's tags.
 
-    MLflow calls it in every process that starts an MLflow run. It applies only in a process that `mark_process` marked.
+    MLflow calls it in every process that starts an MLflow run. It applies only in a process marked by `mark_process`.
     """
 
     def in_context(self) -> bool:
@@ -102,7 +102,7 @@ def find_script(words: Sequence[str]) -> str | None:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Returns a command line that can be typed again, with secrets masked."""
+    """Returns a command line that the user can type again, with secrets masked."""
     if is_console_script(words):
         words = ["scaleflow", *words[2:]]
     masked = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
@@ -112,7 +112,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def mask_word(word: str) -> str:
-    """Masks a word of a command line. If a word contains several overrides, each of them is masked separately."""
+    """Masks a word of a command line. Several overrides in one word are masked separately."""
     if re.search(r"\s", word) and "=" in word:
         with contextlib.suppress(ValueError):
             parts = shlex.split(word)
