@@ -1,1 +1,4 @@
-"""The worker: one process of a run. It builds what the plan says, trains, and reports events; it uses no store."""
+"""The worker: one process of a run. It builds everything that the plan describes, trains, and reports events.
+
+It never connects to the store.
+"""

@@ -1,4 +1,4 @@
-"""Learns from the validation rows, after the training, how the model's outputs become answers (`evaluation`)."""
+"""Learns from the validation rows, after training, how the model's outputs become answers (`evaluation`)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class AnswerRules:
-    """What the validation rows decide about the answers: the calibration, the threshold, sets, intervals.
+    """Learns the calibration, the threshold, the sets and the intervals of answers from the validation rows.
 
     Args:
-        outputs: of the model: a single one.
-        kept: the split whose predictions are kept; the validation split itself if there is no test split.
+        outputs: the model's single output.
+        kept: the split whose predictions are kept. It is the validation split if there is no test split.
 
     Attributes:
-        outputs: with what was learned, after `learn`.
+        outputs: the output; after `learn` it includes the learned values.
 
-    Raises ConfigError if the outputs have no such answers, or if there are too few rows.
+    Raises ConfigError if the output cannot have such answers, or if there are too few rows.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AnswerRules:
             engine.keep_outputs(feed, self._keeper)
 
     def learn(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
-        """Evaluates the validation rows with the trained model, and learns from them. All workers must call it."""
+        """Evaluates the trained model on the validation rows, and learns from the result. All workers must call it."""
         if self._is_carried and self.outputs.calibration is not None:
             factor, shift = self.outputs.calibration
             self._engine.adjust_outputs(lambda outputs: outputs * factor + shift)
@@ -82,7 +82,7 @@ class AnswerRules:
         if (calibration := self.outputs.calibration) is not None:
             self._engine.adjust_outputs(lambda outputs: outputs * calibration[0] + calibration[1])
             if self._is_kept:
-                self._engine.evaluate(self._feed)  # again: these predictions are kept
+                self._engine.evaluate(self._feed)  # evaluate again, because the predictions of this split are kept
         for note in notes if worker == 0 else ():
             emit(Note(note))
         if self._is_kept and worker == 0:
@@ -90,7 +90,7 @@ class AnswerRules:
 
 
 def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> None:
-    """Raises ConfigError if the outputs do not have the answers that `evaluation` asks for."""
+    """Raises ConfigError if the outputs cannot have the answers that `evaluation` requests."""
     from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.collector import choose_form
     from scaleflow.serving.prediction_columns import MAX_PROBABILITIES
@@ -118,9 +118,9 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
 
 
 def learn_from(options: EvaluationOptions, described: Outputs, contents: list[bytes]) -> tuple[Outputs, list[str]]:
-    """Returns the outputs with what the validation rows decide, and notes about that; on the chief.
+    """Returns the outputs with the values learned from the validation rows, and notes about them. Runs on the chief.
 
-    `contents` is what each worker collected.
+    `contents` has the collected values of each worker.
     """
     import numpy as np
 
@@ -142,7 +142,7 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
         return learn_classes(options, described, known, weights=weights[is_used])
     margins: list[float] = []
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
-    for column in range(errors.shape[1]):  # each value by the rows that have a target for it
+    for column in range(errors.shape[1]):  # each column uses the rows that have a target for it
         is_used = has_target[:, column]
         if why := find_shortage(options.interval, weights[is_used]):
             return described, [f"evaluation.interval: there are no intervals, as {why}"]
@@ -154,7 +154,7 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
 
 
 def describe_rows(has_target: Array) -> str:
-    """Returns how many validation rows decide, in words."""
+    """Describes how many validation rows are used."""
     count = int(has_target.sum())
     if count == len(has_target):
         return f"{count:,} validation rows"
@@ -162,9 +162,9 @@ def describe_rows(has_target: Array) -> str:
 
 
 def describe_not_finite(described: Outputs, outputs: Array, has_target: Array) -> str:
-    """Returns why outputs that are not finite leave nothing to learn from; empty if all are finite.
+    """Returns why nothing can be learned from outputs that are not finite; empty if all are finite.
 
-    `has_target` says which values of each row have a target that counts, [rows, values].
+    `has_target` marks the values of each row that have a target, [rows, values].
     """
     import numpy as np
 
@@ -178,7 +178,7 @@ def describe_not_finite(described: Outputs, outputs: Array, has_target: Array) -
 
 
 def find_shortage(level: float, weights: Array) -> str:
-    """Returns why rows with weights are too few for a level; empty if they are enough."""
+    """Returns why weighted rows are too few for a level; empty if there are enough."""
     from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.resampling import count_effective
 
@@ -194,7 +194,7 @@ def find_shortage(level: float, weights: Array) -> str:
 def learn_classes(
     options: EvaluationOptions, described: Outputs, values: Mapping[str, Array], weights: Array
 ) -> tuple[Outputs, list[str]]:
-    """Returns the outputs with the calibration, the threshold and that of sets, and notes about them."""
+    """Returns the outputs with the calibration and the thresholds of answers and sets, and notes about them."""
     import numpy as np
 
     from scaleflow.evaluation.calibration import FEWEST, find_set_threshold, fit_calibration

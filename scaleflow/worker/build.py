@@ -1,6 +1,7 @@
-"""Builds everything that a plan describes, in the order that TensorFlow requires. Only here the groups meet.
+"""Builds everything that a plan describes, in the order that TensorFlow requires.
 
-Values that depend on the training split (`by_size`, the monitor of the best checkpoint) are filled in here, too.
+Config groups meet only in this module. It also fills in the values that depend on the training split: `by_size`, and
+the monitor of the best checkpoint.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from scaleflow.training import Engine, WorkerSync
 
 
-#: The function of the model that tables get for keys that the default model lacks.
+#: The model function that replaces the default model of tables for keys that the default does not have.
 MLP = "scaleflow.model.mlp.build"
 
 
@@ -64,7 +65,7 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     """Replaces `by_size` in the plan. All workers get the same numbers.
 
     Returns:
-        The plan, the data in global batches of its size, and the values for the `resolved.` params by key.
+        The plan, the data in global batches of the new size, and the values for the `resolved.` params by key.
 
     Raises ConfigError if the model's function has no rule for an argument that is `by_size`.
     """
@@ -80,7 +81,7 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     if plan.training.epochs == BY_SIZE:
         found["training.epochs"] = options.epochs
     if options.global_batch_size is not None and plan.training.global_batch_size is None:
-        # What is typed is of one replica.
+        # The user types the batch size of one replica.
         found["training.batch_size"] = options.global_batch_size // (batching.replicas * batching.accumulate)
         data = data.divide(options)
     values |= {"training.epochs": options.epochs, "training.global_batch_size": options.global_batch_size}
@@ -88,7 +89,9 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
 
 
 def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
-    """Returns a note on the model of a table, the values that `fill_sizes` found, and the folds; "" without these."""
+    """Returns a note on a table's model, the values that `fill_sizes` chose, and the folds; "" if there is no such
+    fact.
+    """
     is_table = plan.choices.get("dataset") in TABLES
     chosen = plan.choices.get("model")
     found = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
@@ -102,9 +105,9 @@ def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
 
 
 def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
-    """Returns the values for the model's arguments that are `by_size`, which its function's `choose_sizes` knows.
+    """Returns values for the model's arguments that are `by_size`. The function's `choose_sizes` provides them.
 
-    Those of the run whose weights are taken stay, and those of new columns are added.
+    If the run takes the weights of another run, known sizes are kept, and sizes of new columns are added.
     """
     target = plan.model.target
     wanted = [name for name, value in target.arguments.items() if value == BY_SIZE]
@@ -122,13 +125,15 @@ def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
 
 
 def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
-    """Returns what the model's function knows of arguments that can be `by_size`; empty if there are none."""
+    """Returns the sizes from the `choose_sizes` of the model's function; empty without such a function."""
     choose = getattr(locate_target(plan.model.target), "choose_sizes", None)
     return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train), data.splits.folds))
 
 
 def choose_monitors(plan: Plan, validates: bool) -> Plan:
-    """Replaces `auto` in `checkpoint.best` and `training.early_stopping`: without a validation split there are none."""
+    """Replaces `auto` in `checkpoint.best` and `training.early_stopping`; without a validation
+    split it turns them off.
+    """
     best = plan.checkpoint.best
     stopping = plan.training.early_stopping
     if stopping is not None and stopping.monitor == "auto":
@@ -149,13 +154,13 @@ PROFILED = ("strategy", "precision", "hardware", "replicas", "global_batch_size"
 class RunFacts:
     """The facts about a run before its first step."""
 
-    resolved: dict[str, Any]  # the values that replace `auto` and the like, for the `resolved.` params
+    resolved: dict[str, Any]  # the values that replace `auto` and similar words, for the `resolved.` params
     counts: dict[str, int]  # the number of examples, by split
     metadata: RunMetadata | None  # the description of the data and the model; None in processes other than the chief
     profile: dict[str, Any]
-    #: Floating-point operations per second that the devices of all workers can do at most; None if unknown
+    #: The peak of all workers' devices in floating-point operations per second; None if unknown
     peak_flops: float | None
-    learned: LearnedState  # what was learned from the data before training
+    learned: LearnedState  # learned from the data before training
     doubts: Mapping[str, str]  # warnings about the model, by their rule
 
 
@@ -164,13 +169,13 @@ class TrainingSetup:
     """Everything that a run needs, checked and traced.
 
     Attributes:
-        plan: of the run, with numbers in place of what its data decides.
-        splits: with `debug.subset` applied.
-        export: writes the trained model, or with a second argument the model as it is now, to a folder, and returns
-            the digest of its weights.
-        kept: the split whose predictions are kept; None if none are.
-        answers: what the validation rows decide, if `evaluation` asks for it.
-        hooks: those of the features that the run uses, by the names of the features.
+        plan: the run's plan, in which numbers have replaced the words that depend on the data.
+        splits: the splits after `debug.subset`.
+        export: writes the trained model to a folder and returns the digest of its weights. With a second argument it
+            writes the model in its present state.
+        kept: the split whose predictions are kept; None if none are kept.
+        answers: learns from the validation rows; None if `evaluation` requests nothing.
+        hooks: the hooks of the run's features, by feature name.
     """
 
     plan: Plan
@@ -187,7 +192,7 @@ class TrainingSetup:
     hooks: Mapping[str, WorkerHook] = field(default_factory=dict)
 
     def explain(self, error: Exception) -> Exception:
-        """Returns an error of the training as one that says more: the example that caused it, or what saves memory."""
+        """Converts an error of training to one that names the example that caused it, or how to save memory."""
         from scaleflow import dataset
 
         explained = dataset.explain_read_error(error, splits=self.splits.by_name())
@@ -196,12 +201,12 @@ class TrainingSetup:
         return explained
 
     def learn_answers(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
-        """Lets the validation rows decide about the answers of the trained model. All workers must call it."""
+        """Learns the answers of the trained model from the validation rows. All workers must call it."""
         if self.answers is not None:
             self.answers.learn(worker_sync, worker, emit)
 
     def take_answers(self, spec: RunSpec) -> TrainingSetup:
-        """Returns the setup with what the validation rows have decided, and writes that into the run's record."""
+        """Returns the setup with the learned answers, and writes them into the run's record."""
         if self.answers is None:
             return self
         learned = replace(self.facts.learned, outputs=self.answers.outputs)
@@ -215,9 +220,9 @@ class TrainingSetup:
 def build_training(
     plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None, resumed: Path | None = None
 ) -> TrainingSetup:
-    """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
+    """Builds and traces everything, so that errors of a model or a dataset occur before the run exists.
 
-    `resumed` is the folder of the run that is resumed. Raises ConfigError if something in the plan cannot work.
+    `resumed` is the folder of the run to resume. Raises ConfigError if the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     data = prepare_data(plan, emit, startup_timer, resumed=resumed)
@@ -229,7 +234,7 @@ def build_training(
 
 @pause_collector()
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
-    """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
+    """Builds and traces the parts that depend on the batch size. Raises the errors of `build_training`."""
     builder = EngineBuilder(plan, data, emit)
     startup_timer.end_part("data")
     builder.build()
@@ -240,7 +245,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
 
 class EngineBuilder:
-    """Builds what depends on the batch size: first the feeds, then the model and the engine, then the rest."""
+    """Builds the parts that depend on the batch size: first the feeds, then the model and the engine, then the rest."""
 
     def __init__(self, plan: Plan, data: PreparedData, emit: Emit) -> None:
         from scaleflow import dataset, training
@@ -263,7 +268,7 @@ class EngineBuilder:
         self.length = training.compute_length(plan.training, self.feeds.train)
 
     def build(self) -> None:
-        """Builds the model and the engine, and what keeps and judges its outputs."""
+        """Builds the model and the engine, and the objects that keep and evaluate its outputs."""
         from scaleflow import model, objective, training
 
         data = self.data
@@ -300,7 +305,7 @@ class EngineBuilder:
         self.engine.end_freeze_phase()
 
     def finish(self) -> TrainingSetup:
-        """Returns what the run needs, after notes on what the user should know."""
+        """Emits notes for the user, and returns the complete setup."""
         from scaleflow import training
 
         plan = self.plan
@@ -349,7 +354,7 @@ class EngineBuilder:
         )
 
     def _find_warnings(self) -> Iterator[str | None]:
-        """Yields what the user should know of the model, the length and the data; None for what is as it should be."""
+        """Yields warnings about the model, the length and the data; None for each check that passed."""
         from scaleflow import dataset, model, objective, optimizer
 
         plan = self.plan
@@ -367,7 +372,7 @@ class EngineBuilder:
             yield from find_order_warnings(plan, splits)
 
     def _list_values(self) -> dict[str, Any]:
-        """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
+        """Returns the values that the config leaves open and the run has chosen, for the `resolved.` params."""
         from scaleflow import optimizer
 
         plan = self.plan
@@ -392,7 +397,7 @@ class EngineBuilder:
         return values
 
     def _make_export(self, learned: LearnedState) -> Callable[..., str]:
-        """Makes the function that exports the model into a folder, and returns the digest of its weights."""
+        """Makes the function that exports the model to a folder and returns the digest of its weights."""
         from scaleflow import model
 
         engine = self.engine
@@ -418,7 +423,7 @@ class EngineBuilder:
         return export
 
     def _find_answers(self) -> AnswerRules | None:
-        """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
+        """Makes the rules that learn answers from the validation rows; None if `evaluation` requests nothing."""
         plan = self.plan
         outputs = self.data.source.outputs
         keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
@@ -430,7 +435,7 @@ class EngineBuilder:
         return AnswerRules(plan, self.engine, self.feeds, outputs=outputs, kept=self.kept)
 
     def _keep_outputs(self) -> KeptSplit | None:
-        """Makes the evaluation of the test split keep the values for predictions, as `evaluation` says."""
+        """Makes evaluations keep the predictions of the test split, as `evaluation` configures it."""
         if self.plan.evaluation.name == "none":
             return None
         if self.data.runtime.strategy_name == "tpu":
@@ -446,7 +451,7 @@ class EngineBuilder:
 
 
 def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
-    """Yields notes about data in the order of their targets, of which a run sees a part only."""
+    """Yields notes if data is ordered by its targets and the run reads only a part of it."""
     from scaleflow import dataset
 
     if not plan.debug.overfit:
@@ -462,14 +467,14 @@ def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
 
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
-    """Raises ConfigError if a function of `evaluation.metrics` has the name of a metric of the training."""
+    """Raises ConfigError if a function of `evaluation.metrics` has the same name as a metric of training."""
     names = {"loss", *(name for each in (*goal.measures, *goal.evaluation_measures) for name in each.names)}
     if twice := own.keys() & names:
         raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")
 
 
 def check_monitors(plan: Plan, goal: Objective, validates: bool) -> None:
-    """Raises ConfigError for a monitor that names a metric that the run does not have."""
+    """Raises ConfigError if a monitor names a metric that the run does not have."""
     from scaleflow import training
 
     monitors = {

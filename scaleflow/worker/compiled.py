@@ -1,7 +1,7 @@
-"""Compares what a Keras model is compiled with against what the run trains.
+"""Compares a Keras model's compile arguments with the run's own loss, metrics and optimizer.
 
-A run has its own loss, metrics and optimizer. A compiled loss that differs from the trained one is refused, because the
-result would be another model. A note names the compiled optimizer and metrics that have no effect.
+If the compiled loss differs from the run's loss, the run is refused, because it would train a different model. A note
+names the compiled optimizer and metrics, which have no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, OutputStructure, Plan, Target
 
-#: Keras's losses that equal the default loss of a kind of target, the usual name first.
+#: Keras losses that equal the default loss of a kind of target. The usual name comes first.
 DEFAULT_LOSSES: Mapping[str, tuple[str, ...]] = {
     "classification": ("SparseCategoricalCrossentropy", "CategoricalCrossentropy"),
     "binary": ("BinaryCrossentropy",),
@@ -22,7 +22,7 @@ DEFAULT_LOSSES: Mapping[str, tuple[str, ...]] = {
     "regression": ("MeanSquaredError",),
 }
 
-#: The metrics that runs report anyway, by the kind of target.
+#: Metrics that every run reports, by the kind of target.
 DEFAULT_METRICS: Mapping[str, frozenset[str]] = {
     "classification": frozenset({"accuracy", "sparsecategoricalaccuracy", "categoricalaccuracy"}),
     "binary": frozenset({"accuracy", "binaryaccuracy"}),
@@ -30,20 +30,20 @@ DEFAULT_METRICS: Mapping[str, frozenset[str]] = {
     "regression": frozenset({"meanabsoluteerror", "rootmeansquarederror", "r2score"}),
 }
 
-#: Arguments of a loss that the form of the targets and outputs decides, or that change no value.
+#: Loss arguments that follow from the form of targets and outputs, or that do not change the value.
 FORM_ARGUMENTS = ("name", "from_logits", "dtype", "axis", "fn", "ignore_class")
 
-#: The short forms of Keras's names, which are typed most.
+#: Keras's short names, which users type most often.
 SHORT_NAMES = {"MeanSquaredError": "mse", "MeanAbsoluteError": "mae", "BinaryCrossentropy": "binary_crossentropy"}
 
 
 @dataclass(frozen=True)
 class CompiledLoss:
-    """A loss that a model is compiled with."""
+    """A loss from a model's compile arguments."""
 
     name: str  # the name of Keras's class, or of the user's class or function
     is_of_keras: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # those that differ from the defaults
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # only values that differ from the defaults
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
@@ -51,7 +51,7 @@ class CompiledLoss:
 
     @property
     def word(self) -> str:
-        """The value of `objective.loss` that trains with it."""
+        """The value of `objective.loss` that selects this loss."""
         if not self.is_of_keras:
             return f"{{_target_: MODULE.{self.name}}}"
         if not self.arguments:
@@ -61,13 +61,13 @@ class CompiledLoss:
 
 
 def check_compiled(compiled: Mapping[str, Any], outputs: OutputStructure, plan: Plan) -> str | None:
-    """Returns a note on what a model is compiled with and the run does not use; None if there is nothing.
+    """Returns a note on the compile arguments that the run ignores; None if it ignores nothing.
 
     Args:
         compiled: Keras's compile config of the model.
         outputs: the outputs that the run trains.
 
-    Raises ConfigError if the compiled loss differs from the trained one, and `objective.loss` is not typed.
+    Raises ConfigError if the compiled loss differs from the run's loss and `objective.loss` is not typed.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
     losses = pick_by_output(compiled.get("loss"), list(named))
@@ -100,7 +100,7 @@ def describe_output(name: str, before: str = "") -> str:
 
 
 def pick_by_output(value: Any, names: list[str]) -> dict[str, Any]:
-    """Returns a part of a compile config by output: one for all, a list in the order of the outputs, or a dict."""
+    """Returns a compile argument by output. It is one value for all, a list in the order of the outputs, or a dict."""
     if isinstance(value, Mapping) and "class_name" not in value:
         return dict(value)
     if isinstance(value, list | tuple):
@@ -109,7 +109,7 @@ def pick_by_output(value: Any, names: list[str]) -> dict[str, Any]:
 
 
 def read_loss(value: Any) -> CompiledLoss | None:
-    """Reads a loss in a compile config: a name, or a class or function as Keras writes it. None if there is none."""
+    """Reads a loss from a compile config: a name, or a serialized class or function. None without a loss."""
     from scaleflow.objective import find_loss_class, read_loss_defaults
 
     if value is None:
@@ -135,7 +135,7 @@ def read_loss(value: Any) -> CompiledLoss | None:
 
 
 def find_given_loss(plan: Plan, name: str) -> Target | str | None:
-    """Returns the loss that the config names for an output; None if it is the one of the kind of target."""
+    """Returns the loss that the config sets for an output; None if the kind of target chooses it."""
     options = plan.objective
     if options.levels is not None:
         return "quantiles"
@@ -145,7 +145,7 @@ def find_given_loss(plan: Plan, name: str) -> Target | str | None:
 
 
 def is_default(loss: CompiledLoss, described: Outputs, plan: Plan) -> bool:
-    """Returns whether a compiled loss equals the loss of a kind of target."""
+    """Returns whether a compiled loss equals the default loss of the kind of target."""
     arguments = dict(loss.arguments)
     if arguments.get("label_smoothing") == plan.objective.label_smoothing:
         del arguments["label_smoothing"]
@@ -162,7 +162,7 @@ def is_same_loss(loss: CompiledLoss, given: Target | str) -> bool:
 
 
 def check_loss_weights(weights: Any, names: list[str], plan: Plan) -> list[str]:
-    """Returns the compiled weights of losses if the run does not use them. Raises ConfigError if they must be typed."""
+    """Returns the compiled loss weights if the run ignores them. Raises ConfigError if the user must type them."""
     found = {name: float(value) for name, value in pick_by_output(weights, names).items() if value is not None}
     if all(value == 1 for value in found.values()):
         return []
@@ -179,7 +179,7 @@ def check_loss_weights(weights: Any, names: list[str], plan: Plan) -> list[str]:
 
 
 def list_unused_optimizer(compiled: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Returns the compiled optimizer, with the words that use it, if the run has another one."""
+    """Returns the compiled optimizer and the overrides that select it, if the run uses another one."""
     optimizer = compiled.get("optimizer") or compiled.get("optimizer_config")
     if isinstance(optimizer, str):
         optimizer = {"class_name": optimizer, "config": {}}

@@ -1,6 +1,6 @@
-"""Reads the data of a run: splits, feeds, the objective that their targets need, and what describes them.
+"""Prepares the data of a run: splits, feeds, the objective for the targets, and the record of the data.
 
-The schema of a sample is made before training, and features look at the data.
+Before training it makes a schema from a sample, and lets features look at the data.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def make_look(
     emit: Emit,
     late: Emit,
 ) -> Callable[[Splits], Mapping[str, Any]] | None:
-    """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
+    """Makes the function that looks at the raw splits of a run and returns the schema to keep.
 
-    The data of a resumed run are compared with the schema of its first command, which is kept. Features tell what they
-    find. That the data cannot be looked at is told `late`: if they cannot be read either, the run has that error alone.
+    A resumed run keeps the schema of its first command, and its data is compared with that schema. Features report
+    their findings. If the data cannot be looked at, `late` gets a note: it is emitted only if the data can be read, so
+    that otherwise the run reports just the read error.
     """
     known = earlier.state.schema if earlier is not None and is_resumed else {}
     if plan.dataset.check == "none":
@@ -82,7 +83,7 @@ def make_look(
             try:
                 sample = sample_split(source, splits.train, splits.sample)
                 schema.update(make_schema(sample))
-            except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
+            except Exception as error:  # strange data does not end a run, and reading reports its own error
                 traceback.print_exc()
                 return read_reason(error)
             return ""
@@ -117,31 +118,31 @@ def tell_unread(reason: str, check: str, emit: Emit) -> None:
     emit(Note(text))
 
 
-#: A global batch of up to this many examples may be mostly padding.
+#: Up to this many examples, a global batch may be mostly padding.
 SMALL_BATCH = 4096
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The devices and the examples of a run, which do not depend on its batch size."""
+    """The devices and the examples of a run. They do not depend on its batch size."""
 
     runtime: Runtime
     source: Source
     splits: Splits
-    changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
-    sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of that one's model
-    late: Sequence[Event] = ()  # what is told after the first examples were read
-    #: Those of the features that the run uses, by the names of the features
+    changes: LearnedChanges | None = None  # how its learned state differs from the run whose weights it takes
+    sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the model sizes of that run
+    late: Sequence[Event] = ()  # events to emit after the first examples were read
+    #: The hooks of the run's features, by feature name
     hooks: Mapping[str, WorkerHook] = dataclasses.field(default_factory=dict)
 
     def divide(self, training: Training) -> PreparedData:
-        """Returns the same with global batches of another size."""
+        """Returns a copy with global batches of another size."""
         batching = make_batching(training, self.runtime.batching.replicas)
         return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, batching=batching))
 
 
 def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: Path | None = None) -> PreparedData:
-    """Sets up TensorFlow and reads the dataset. A process does that once. Raises what `build_training` raises."""
+    """Sets up TensorFlow and reads the dataset. Call it once per process. Raises the errors of `build_training`."""
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     from scaleflow import dataset
 
@@ -179,10 +180,10 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
 
 
 def find_folds(plan: Plan, sizes: Mapping[str, Any]) -> int:
-    """Returns into how many folds the model's members can divide the training split, as its function's `count_folds`
-    says; 0 without one. A training step of the user's knows no folds.
+    """Returns the number of folds into which the model's members divide the training split; 0 without folds.
 
-    `sizes` are known values of arguments that are `by_size`.
+    The `count_folds` of the model's function decides. A user's training step has no folds. `sizes` has known values of
+    arguments that are `by_size`.
     """
     target = plan.model.target
     count = getattr(locate_target(target), "count_folds", None)
@@ -192,7 +193,7 @@ def find_folds(plan: Plan, sizes: Mapping[str, Any]) -> int:
 
 
 def check_batch_size(options: Training, batching: Batching, examples: int) -> None:
-    """Rejects a global batch of which most is padding, because it would take the memory of real examples."""
+    """Rejects a global batch that is mostly padding, because padding takes as much memory as real examples."""
     if batching.global_size <= max(SMALL_BATCH, 2 * examples):
         return
     key = "batch_size" if options.global_batch_size is None else "global_batch_size"
@@ -223,8 +224,10 @@ def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
 def make_feeds(
     data: TrainingData, runtime: Runtime, hooks: Mapping[str, WorkerHook], order: Permutation | None = None
 ) -> BySplit[Feed]:
-    """Makes the feeds: training shuffled by the seed, or in an order of its own, and as features change it; validation
-    and test in order and without micro-batches.
+    """Makes the feeds.
+
+    Training is shuffled by the seed or follows `order`, and features may change it. Validation and test are in order
+    and without micro-batches.
     """
     from scaleflow import dataset
 
@@ -244,7 +247,7 @@ def make_feeds(
     def in_order(examples: Rows | None) -> Feed | None:
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
-    seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
+    seed = None if plan.debug.overfit else plan.seed  # with `debug.overfit` all batches are equal
     train: Any = read(
         splits.train,
         batching,
@@ -262,8 +265,8 @@ def make_feeds(
 
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:
-    """Returns `dataset.cache`, with `auto` replaced by what the training split uses."""
-    if plan.dataset.shards > 1:  # also where a debug option keeps some batches in memory
+    """Returns `dataset.cache`; for `auto`, the cache that the training split uses."""
+    if plan.dataset.shards > 1:  # even if a debug option keeps some batches in memory
         return "none"
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
@@ -272,14 +275,14 @@ def resolve_cache(plan: Plan, splits: Splits) -> str:
 
 
 def find_example_location(examples: Rows) -> str:
-    """Returns where the steps find their examples: in `memory`, or in a `stream`."""
+    """Returns where the training steps get their examples: from `memory` or from a `stream`."""
     return "memory" if examples.place == "memory" else "stream"
 
 
 def complete_record(
     learned: LearnedState | None, metadata: RunMetadata | None, sizes: Mapping[str, Any]
 ) -> LearnedState:
-    """Returns the record with the sizes of the model and the digests of the splits, which only the chief knows."""
+    """Returns the record with the model's sizes and the digests of the splits. Only the chief knows the digests."""
     assert learned is not None
     described = {} if metadata is None else metadata.data.splits
     digests = {name: {key: each[key] for key in DIGEST_KEYS} for name, each in described.items()}
@@ -287,7 +290,7 @@ def complete_record(
 
 
 def refuse_negative_outputs(plan: Plan, losses: Mapping[str, Target]) -> None:
-    """Raises ConfigError for losses of positive values on one of scaleflow's own models, which return any number."""
+    """Raises ConfigError for a loss of positive values with one of scaleflow's own models, which return any number."""
     path = plan.model.target.path
     if losses and path.startswith("scaleflow.model.") and path != KERAS_FILE:
         loss = next(iter(losses.values()))
@@ -299,7 +302,7 @@ def refuse_negative_outputs(plan: Plan, losses: Mapping[str, Target]) -> None:
 
 
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
-    """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
+    """Makes the loss and the metrics of a run. If class weights need it, the chief counts the classes of training.
 
     Raises ConfigError if a loss, a metric or a class weight does not fit the outputs of the dataset.
     """

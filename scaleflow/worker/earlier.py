@@ -1,4 +1,4 @@
-"""What an earlier run learned: finds its record for a run that resumes or fine-tunes, and gives it to the dataset."""
+"""Finds the learned state of an earlier run, for a run that resumes or fine-tunes it, and passes it to the dataset."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from scaleflow.runs.learned_state import find_learned_state, read_learned_state
 if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
 
-#: The keys that identify a split in its description in the event `data`.
+#: The keys that identify a split within the event `data`.
 DIGEST_KEYS = ("examples", "digest", "covers", "version")
 
 
 def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> EarlierState | None:
-    """Returns what was learned by the run that is resumed or fine-tuned; None if there is no such run, or no record
-    beside its weights.
+    """Returns the learned state of the run that is resumed or fine-tuned.
 
-    All workers must call it; only the chief may see the folder `resumed`. Raises ConfigError if the record cannot be
+    Returns None if there is no such run, or no record next to its weights.
+
+    All workers must call it; only the chief must see the folder `resumed`. Raises ConfigError if the record cannot be
     read.
     """
     if resumed is not None:
@@ -44,9 +45,10 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
 
 
 def read_initial_state(plan: Plan) -> LearnedState | None:
-    """Returns what was learned by the run whose weights `model.init_from` takes; None if there is no record.
+    """Returns the learned state of the run whose weights `model.init_from` loads; None without a record.
 
-    Raises ConfigError if the record cannot be read, or if `model.init_from_preprocessing=old` needs one.
+    Raises ConfigError if the record cannot be read, or if it is missing and `model.init_from_preprocessing=old` needs
+    it.
     """
     if plan.weights is None:
         return None
@@ -60,11 +62,11 @@ def read_initial_state(plan: Plan) -> LearnedState | None:
 
 
 def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChanges | None:
-    """Returns how what a new run learned differs from what the run learned whose weights it takes; a note says so.
+    """Returns how the learned state differs from the run whose weights are loaded, and emits a note about it.
 
-    None: there is no such run, or nothing is known about it.
+    Returns None if no weights are loaded, or if their run has no record.
 
-    Raises ConfigError if the new run has classes or inputs that it may not have.
+    Raises ConfigError if the new run has classes or inputs that are not allowed.
     """
     before = read_initial_state(plan)
     mode = plan.model.init_from_preprocessing
@@ -86,9 +88,10 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
 
 
 def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDigests) -> str:
-    """Returns a note on splits with rows that the run whose weights are taken may have seen; "" without such a split.
+    """Returns a note on evaluated splits that may contain rows on which the loaded weights were trained; "" if none
+    may.
 
-    Nothing is said of a split that this run evaluates as that one did, and of data that is read in another way.
+    It ignores splits that are equal in both runs, and data that is read differently.
     """
     before = read_initial_state(plan)
     if before is None or learned is None or before.source != learned.source:
@@ -110,15 +113,15 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
 
 
 def is_own_model(plan: Plan) -> bool:
-    """Returns whether the model is scaleflow's, in which the rows of weights that belong to a word are known."""
+    """Returns whether the model is scaleflow's own: then it is known which rows of its weights belong to which word."""
     return plan.model.target.path.startswith("scaleflow.model.")
 
 
 def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
-    """Makes the source of a plan, with the classes of an earlier run.
+    """Opens the dataset of a plan. Its classes match those of an earlier run, if there is one.
 
-    A source that takes the earlier record gets it. Other classes of its outputs are matched by name. Raises what the
-    source raises, and ConfigError if the outputs are of other kinds.
+    A source with the argument `earlier` gets the earlier record. Otherwise classes are matched by name. Raises the
+    source's own errors, and ConfigError if the outputs are of another kind.
     """
     from scaleflow import dataset
 
@@ -138,7 +141,7 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
 
 
 def check_levels(outputs: OutputStructure, levels: Sequence[float]) -> None:
-    """Raises ConfigError if quantiles of the targets cannot be predicted."""
+    """Raises ConfigError if the targets do not allow quantiles."""
     import numpy as np
 
     from scaleflow.evaluation.collector import choose_form

@@ -40,7 +40,7 @@ def make_model_maker(
 ) -> Callable[[], keras.Model]:
     """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
 
-    Call it in the strategy's scope.
+    Call the function in the strategy's scope.
     """
     from scaleflow import model, objective
 
@@ -74,7 +74,7 @@ def make_model_maker(
 
         grown = () if changes is None else changes.grown_inputs
         saved = model.read_weights(plan.weights, str(plan.model.init_from), grown)
-        keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
+        keras.utils.set_random_seed(plan.seed)  # reading the weights used random numbers
 
     def make_prepared() -> keras.Model:
         new_model = make()
@@ -94,16 +94,16 @@ class EngineMaker:
     plan: Plan
     runtime: Runtime
     outputs: OutputStructure
-    goal: Objective  # what the whole model is trained for
-    length: Length  # how long the run trains
+    goal: Objective  # the objective of the whole model
+    length: Length  # the length of the training
     feed: Feed  # the feed of the training split
-    folds: int = 0  # those of the training split, `Splits.folds`
+    folds: int = 0  # the number of folds of the training split (`Splits.folds`)
 
     def make(self, make_model: Callable[[], keras.Model]) -> tuple[Engine, list[str]]:
-        """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
+        """Makes the engine (a loop or Keras's `fit`) and the model in the strategy's scope.
 
         Returns:
-            The engine, and notes for the user on how the model is divided into stages.
+            The engine, and notes on how the model is divided into pipeline stages.
         """
         from scaleflow import optimizer, strategy, training
 
@@ -130,7 +130,7 @@ class EngineMaker:
         return engine, notes
 
     def _make_loop(self, net: keras.Model, trained: keras.Model, goal: Objective) -> tuple[Loop, list[str]]:
-        """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
+        """Makes the loop for a whole model or for pipeline stages. Returns it with notes for the user."""
         from scaleflow import optimizer, strategy, training
 
         plan = self.plan
@@ -151,7 +151,8 @@ class EngineMaker:
             passes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows)
             notes = []
         facts = runtime.strategy_name, runtime.devices.kind, runtime.policy
-        compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
+        #: each freeze phase compiles anew
+        compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1
         choice = training.choose_xla(
             plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
         )
@@ -165,14 +166,15 @@ class EngineMaker:
         return loop, notes
 
     def _find_trained(self, net: keras.Model) -> tuple[keras.Model, Objective]:
-        """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own."""
+        """Returns the model and the objective to train. Each member of an ensemble has its own loss."""
         from scaleflow import model, objective
 
         ensemble = None if self.plan.training.step is not None else model.expose_members(net, self.outputs, self.folds)
         return (net, self.goal) if ensemble is None else (ensemble, objective.average_losses(self.goal))
 
     def _make_parameter_server_loop(self, make_model: Callable[[], keras.Model]) -> Loop:
-        """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
+        """Makes the loop of a coordinator. It has the model twice: on the servers, and unpartitioned in its own
+        process.
 
         Raises ConfigError if `training.step` is a class: its optimizers would not update the variables on the servers.
         """
@@ -219,7 +221,7 @@ class EngineMaker:
             return loop
 
     def _make_custom_update_loop(self, net: keras.Model) -> Loop:
-        """Makes the loop for a training step of the user that applies its own optimizers."""
+        """Makes the loop for a user's training step that applies its own optimizers."""
         from scaleflow import training
 
         step = self.plan.training.step
@@ -250,7 +252,7 @@ class EngineMaker:
         )
 
     def _choose_step(self, goal: Objective) -> Any:
-        """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
+        """Returns the function that computes the loss of a batch: the user's, or the default for the kind of target."""
         from scaleflow import training
 
         step = self.plan.training.step
@@ -261,11 +263,11 @@ class EngineMaker:
     def _make_optimizer(
         self, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
     ) -> keras.optimizers.Optimizer:
-        """Makes the config's optimizer, which updates the variables of `net` or their shards.
+        """Makes the config's optimizer. It updates the variables of `net` or their shards.
 
         Args:
-            takes_summed: whether its gradients are summed over the replicas already.
-            takes_rows: whether gradients of embedding tables come as `tf.IndexedSlices`, each row once.
+            takes_summed: whether its gradients are already summed over the replicas.
+            takes_rows: whether gradients of embedding tables are `tf.IndexedSlices` with unique rows.
         """
         from scaleflow import model, optimizer, training
 
@@ -280,9 +282,9 @@ class EngineMaker:
             new_optimizer, [id(v) in tables for v in net.trainable_variables for _ in training.list_shards([v])]
         )
         if takes_rows and can_update_by_rows(net, new_optimizer):
-            optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
-        if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's decay of Muon
-            factors = model.find_rate_factors(net, options.rate_factors or {})  # works in one replica only
+            optimizer.update_by_rows(new_optimizer)  # before the rate factors, which must also scale these updates
+        if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's weight decay
+            factors = model.find_rate_factors(net, options.rate_factors or {})  # of Muon works in one replica only
             are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
             counts = [len(training.list_shards([v])) for v in net.trainable_variables]
             optimizer.scale_rates(
@@ -293,7 +295,7 @@ class EngineMaker:
         return new_optimizer
 
     def _make_learning_rate(self, options: Optimizer) -> Any:
-        """Makes the schedule of the learning rate, that of the user if `optimizer.schedule` has a `_target_`."""
+        """Makes the learning-rate schedule; the user's own if `optimizer.schedule` has a `_target_`."""
         from scaleflow import optimizer
 
         schedule = self.plan.optimizer.schedule
@@ -302,7 +304,7 @@ class EngineMaker:
         return optimizer.make_learning_rate(options, size, self.length.total, given=own)
 
     def _make_optimizer_maker(self, net: keras.Model) -> MakeOptimizer:
-        """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
+        """Returns the function that makes optimizers for user training steps. They sum gradients over the replicas."""
         from scaleflow import model, optimizer
 
         def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
@@ -321,9 +323,9 @@ class EngineMaker:
 
 
 def prepare_freeze_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
-    """Lists the phases of `model.freeze`, if it changes which variables train during the run.
+    """Lists the phases of `model.freeze`, if it changes the trained variables during the run.
 
-    Raises ConfigError if a phase cannot be, or if a training step applies optimizers of its own.
+    Raises ConfigError if a phase is impossible, or if a training step applies its own optimizers.
     """
     from scaleflow import model
 
@@ -338,12 +340,13 @@ def prepare_freeze_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
 
 
 def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
-    """Lets training compute parts of a model again, as `hardware.remat` says. A pipeline divides its stages itself.
+    """Applies `hardware.remat`: training recomputes parts of a model instead of storing them. A pipeline does it
+    itself.
 
     Returns:
-        What is computed again; empty if nothing is.
+        The recomputed parts in words; empty if there are none.
 
-    Raises ConfigError if a pattern matches no layer, or if the model cannot be divided like that.
+    Raises ConfigError if a pattern matches no layer, or if the model cannot be divided in this way.
     """
     from scaleflow import model, strategy
 
@@ -367,14 +370,14 @@ def repeat_each(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
 
 
 def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether updates may touch only the rows of embedding tables that a batch uses."""
+    """Returns whether an update may touch only the rows of embedding tables that a batch uses."""
     from scaleflow import model, optimizer
 
     return bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
 
 
 def check_no_constraints(net: keras.Model) -> None:
-    """Rejects constraints of weights, which Keras applies to its own variables only, not to those on the servers."""
+    """Rejects weight constraints: Keras applies them to its own variables only, not to variables on the servers."""
     for variable in net.trainable_variables:
         if variable.constraint is not None:
             raise ConfigError(
@@ -386,8 +389,10 @@ def check_no_constraints(net: keras.Model) -> None:
 def find_weight_doubts(
     plan: Plan, net: keras.Model, run: Length, batching: Batching, freezing: FreezePhases | None = None
 ) -> dict[str, str]:
-    """Returns warnings about layers that need trained weights or a longer run, by their rule, unless the config loads
-    weights. `freezing` says what trains in which epoch; None: the same in all.
+    """Returns warnings about layers that need trained weights or a longer run, by rule; empty if the config loads
+    weights.
+
+    `freezing` has the trained variables of each epoch; None: they are the same in all epochs.
     """
     from scaleflow import model
 
@@ -402,7 +407,7 @@ def find_weight_doubts(
 
 
 def find_late_freeze_phases(plan: Plan, run: Length) -> str | None:
-    """Returns a note if the run ends before a phase of `model.freeze`, else None."""
+    """Returns a note if the run ends before a phase of `model.freeze`; otherwise None."""
     late = [epoch for epoch in plan.model.freeze or () if isinstance(epoch, int) and epoch >= run.epochs]
     if not late:
         return None
@@ -413,7 +418,7 @@ def find_late_freeze_phases(plan: Plan, run: Length) -> str | None:
 
 
 def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
-    """Returns a warning if each step updates all rows of a large embedding table, else None."""
+    """Returns a warning if each step updates all rows of a large embedding table; otherwise None."""
     from scaleflow import model, optimizer
 
     table = model.describe_large_table(engine.model)

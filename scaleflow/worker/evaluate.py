@@ -1,8 +1,7 @@
-"""The worker of `scaleflow.evaluate`: evaluates a saved model on a split of a dataset, every example once.
+"""Runs `scaleflow.evaluate`: evaluates a saved model on a split of a dataset, every example once.
 
 The model is the Keras file of a tracked run, which takes raw inputs. It is loaded in Keras's safe mode, which refuses
-code (a Lambda, a layer that loads something). Classes of the user are found only in trusted modules, which are
-imported first.
+code (a Lambda, a layer that loads files). User classes come only from trusted modules, which are imported first.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ if TYPE_CHECKING:
 
     from scaleflow.dataset import Splits
 
-#: The splits of a run. If the user names none, the first that exists is evaluated.
+#: The splits of a run, in order of preference. Without `--split`, the first that exists is evaluated.
 SPLITS = ("test", "validation", "train")
 
-#: All examples of a dataset, as a split.
+#: The split name for all examples of a dataset.
 ALL = "all"
 
-#: The target of an example whose class the model does not know.
+#: The target of an example whose class the model does not have.
 UNKNOWN_CLASS = -1
 
 FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -78,15 +77,16 @@ class EvaluateModel(Task):
 
     model: str  # the path of a Keras file
     origin: str  # the model's name in messages
-    #: `test`, `validation`, `train`, or `all` examples; None: all of a new file without splits, otherwise the first of
-    #: these splits that the dataset has
+    #: `test`, `validation`, `train` or `all`. None: for new data without splits all examples, otherwise the first split
+    #: of `SPLITS` that the dataset has
     split: str | None
-    precision: bool  # whether the plan's precision replaces the model's own
-    command: str = ""  # the command that trusts the user's code which the run used
-    is_new: bool = False  # whether the data are others than those of the run
-    counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
-    is_shown: bool = True  # whether features see the predictions, and may make a report of them
-    #: The plan of the run that trained the model, if the examples that it was trained on are to be found in the split
+    precision: bool  # whether the plan's precision replaces the model's
+    command: str = ""  # the command that trusts the user code of the run
+    is_new: bool = False  # whether the data differs from the run's data
+    counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; otherwise it is an error
+    is_shown: bool = True  # whether features get the predictions, for example to make a report
+    #: The plan of the run that trained the model, to find its training examples in the split; None: do not look for
+    #: them
     trained: Plan | None = None
 
     def run(self, process: WorkerProcess) -> None:
@@ -179,7 +179,7 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
                 call_finish_test(hooks, emit)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
             with guard("the figures of the test", emit):
-                figures.finish(0, known, "", emit=emit)  # they have no examples of unknown classes
+                figures.finish(0, known, "", emit=emit)  # the figures have no examples of unknown classes
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)
@@ -189,9 +189,10 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
 def open_evaluation_splits(
     plan: Plan, task: EvaluateModel, earlier: EarlierState, runtime: Runtime, no_folds: str, emit: Emit
 ) -> tuple[Plan, Source, Splits, bool]:
-    """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated.
+    """Opens and divides the data as the run did.
 
-    `no_folds` is why no member of the model has left out a fold.
+    Returns the plan that describes it, the source, the splits, and whether all examples are evaluated. `no_folds` is
+    the reason why no member of the model has left out a fold.
     """
     from scaleflow import dataset
 
@@ -222,11 +223,11 @@ def open_model(plan: Plan, task: EvaluateModel, source: Source, runtime: Runtime
 
 
 def make_goal(plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState) -> Objective:
-    """Makes the loss and the metrics, which count the examples of unknown classes if that is asked for."""
+    """Makes the loss and the metrics. With `counts_unknown` they count the examples of unknown classes."""
     from scaleflow import objective
 
     loader = objective.Loader(locate_target, bind_target)
-    weighted = splits.is_weighted  # class weights are for training
+    weighted = splits.is_weighted  # without class weights, which are for training
     goal = objective.make_objective(source.outputs, plan.objective, is_weighted=weighted, loader=loader)
     unknown = find_counted_outputs(source.outputs, earlier) if task.counts_unknown else {}
     return objective.add_unknown_count(goal, unknown)
@@ -239,9 +240,9 @@ def read_record(task: EvaluateModel) -> EarlierState:
 
 
 def open_data(plan: Plan, task: EvaluateModel, earlier: EarlierState) -> tuple[Plan, Source, bool]:
-    """Opens the dataset: (the plan that it was opened with, the source, whether all examples are evaluated).
+    """Opens the dataset. Returns the plan used, the source, and whether all examples are evaluated.
 
-    All examples of new data are evaluated, if their names are not those of splits and the user names no split.
+    All examples of new data are evaluated if its splits have no names and the user names no split.
     """
     from scaleflow import dataset
 
@@ -256,7 +257,7 @@ def open_data(plan: Plan, task: EvaluateModel, earlier: EarlierState) -> tuple[P
 
 
 def emit_change(split: str, earlier: EarlierState, described: Mapping[str, Any], emit: Emit) -> None:
-    """Emits a note if a split is not the one that the run had."""
+    """Emits a note if a split differs from the run's split of this name."""
     before = earlier.state.splits.get(split)
     if before is not None and list_split_changes({split: before}, {split: described}):
         emit(Note(f"the {split} split is not that of the run: its data, or the options of the dataset, have changed"))
@@ -264,7 +265,7 @@ def emit_change(split: str, earlier: EarlierState, described: Mapping[str, Any],
 
 @contextlib.contextmanager
 def explain_read_errors(splits: Splits) -> Iterator[None]:
-    """Raises errors of reading as ones that name the example that caused them."""
+    """Converts read errors to errors that name the example that caused them."""
     from scaleflow import dataset
 
     try:
@@ -275,7 +276,7 @@ def explain_read_errors(splits: Splits) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hint_at_counting(task: EvaluateModel) -> Iterator[None]:
-    """Adds to an error about an unknown class how such examples can be counted."""
+    """Adds to an error about an unknown class how to count such examples."""
     try:
         yield
     except (ConfigError, RunError) as error:
@@ -285,9 +286,9 @@ def hint_at_counting(task: EvaluateModel) -> Iterator[None]:
 
 
 def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState) -> dict[str, Outputs]:
-    """Returns the outputs, by name, of which examples with unknown classes are counted.
+    """Returns the outputs, by name, whose examples of unknown classes are counted.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is no such output.
     """
     known = name_leaves(earlier.state.outputs)
     found = {
@@ -301,7 +302,7 @@ def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState) -> dic
 
 
 def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
-    """Returns the name and the examples of the split that the user asks for."""
+    """Returns the name and the examples of the split that the user chose."""
     names = [name for name in SPLITS if name in available]
     if split is not None and split not in names:
         hint = "; dataset.validation=NAME makes one of the dataset's own splits the validation split"
@@ -311,11 +312,11 @@ def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
 
 
 def load_model(task: EvaluateModel, trusted: Sequence[str]) -> keras.Model:
-    """Loads the saved model. The caller has entered the scope of the strategy."""
+    """Loads the saved model. Call it in the scope of the strategy."""
     import keras
 
     for name in trusted:
-        with contextlib.suppress(ImportError):  # it names a class in a module
+        with contextlib.suppress(ImportError):  # the name may be a class in a module
             importlib.import_module(name)
     try:
         return keras.models.load_model(task.model, compile=False, safe_mode=True)
@@ -328,12 +329,12 @@ def load_model(task: EvaluateModel, trusted: Sequence[str]) -> keras.Model:
 
 
 def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: EvaluateModel) -> None:
-    """Raises ConfigError if the model does not accept the inputs of the dataset, or has no outputs for its targets."""
+    """Raises ConfigError if the model does not accept the dataset's inputs, or has no outputs for its targets."""
     from scaleflow.model import find_graph, make_inputs
 
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
     graph = find_graph(model)
-    if graph is None:  # a subclass shows what it takes only when it is called
+    if graph is None:  # a subclass shows its inputs only when it is called
         inputs_of = make_inputs(source.inputs)
         try:
             outputs_of = model(inputs_of)
@@ -371,12 +372,12 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: Eva
 
 
 def to_single(structure: Any) -> Any:
-    """Returns the tensor of a list of one, with which Keras describes a model of a single input."""
+    """Returns the tensor of a one-element list. Keras describes a model with a single input by such a list."""
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
 
 
 def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, task: EvaluateModel) -> None:
-    """Rejects an input of another shape than the model's, and text in place of numbers or the reverse."""
+    """Rejects an input whose shape differs from the model's, and text instead of numbers or the reverse."""
     expected = tuple(model_input.shape[1:])
     given = tuple(inputs.shape)
     is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
@@ -392,7 +393,7 @@ def format_shape(shape: tuple[int | None, ...], dtype: str) -> str:
 
 
 def set_precision(model: keras.Model, policy: str) -> None:
-    """Sets the precision of a model's layers. Preprocessing keeps its own; the outputs' layers compute in float32."""
+    """Sets the precision of a model's layers. Preprocessing keeps its precision; output layers compute in float32."""
     layers = [layer for layer in list_computing_layers(model) if layer.dtype_policy.name in FLOATS]
     last = list_output_layers(model)
     for layer in layers:
@@ -400,7 +401,7 @@ def set_precision(model: keras.Model, policy: str) -> None:
 
 
 def list_output_layers(model: keras.Model) -> list[Any]:
-    """Lists the layers that compute a model's outputs, in nested models, too."""
+    """Lists the layers that compute a model's outputs, including those in nested models."""
     import keras
 
     from scaleflow.compat.keras import find_node
@@ -426,7 +427,7 @@ def list_computing_layers(model: keras.Model) -> list[Any]:
 
 
 def compute_outputs(model: keras.Model, inputs: Any) -> Any:
-    """Computes the outputs in a replica: [batch, ...], float32 or float64. It is traced."""
+    """Computes the outputs in a replica: [batch, ...], float32 or float64. Called while tracing."""
     import tensorflow as tf
 
     return map_leaves(

@@ -13,12 +13,12 @@ from scaleflow.interfaces.events import Emit, Note
 if TYPE_CHECKING:
     from scaleflow.worker.trainer import Trainer
 
-#: Seconds that the end of a run waits for the user's code that makes the layers of a model again.
+#: Seconds to wait at the end of a run for user code that rebuilds the layers of the exported model.
 LOAD_SECONDS = 30.0
 
 
 class LoadCheck(threading.Thread):
-    """Loads the exported Keras file in the background, as `evaluate` will."""
+    """Loads the exported Keras file in the background, to find out whether `evaluate` can load it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="load", daemon=True)
@@ -32,7 +32,7 @@ class LoadCheck(threading.Thread):
         self._fault = find_load_fault(self._folder)
 
     def finish(self, emit: Emit) -> None:
-        """Waits for it, and reports what `evaluate` will say."""
+        """Waits for the check, and reports why `evaluate` cannot load the file."""
         self.join(LOAD_SECONDS)
         if self._fault:
             emit(Note(f"model: scaleflow evaluate and model.init_from cannot load its .keras file: {self._fault}"))
@@ -52,6 +52,6 @@ def export_model(trainer: Trainer) -> str:
             return trainer.setup.export(folder)
         except (OSError, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
-                raise  # the memory of the device is full, not the disk
+                raise  # the device's memory is full, not the disk
             reason = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
             raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error

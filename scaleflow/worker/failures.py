@@ -1,4 +1,4 @@
-"""Turns an exception of the training into one line for the user."""
+"""Turns exceptions of training into one line for the user."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any])
 
 
 def suggest_remat(plan: Plan) -> str:
-    """Suggests `hardware.remat=true`; empty if it is set, or refused with another option."""
+    """Suggests `hardware.remat=true`; empty if it is already set, or not allowed with another option."""
     is_refused = plan.hardware.xla is True or plan.strategy.is_tpu
     return "" if is_refused or plan.hardware.remat is True else "hardware.remat=true (in more time)"
 
 
 def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
-    """Suggests a smaller micro-batch than `size` examples, and more than `parts` micro-batches per step.
+    """Suggests a micro-batch of fewer than `size` examples, and more than `parts` micro-batches per step.
 
-    Empty if a micro-batch has one example.
+    Returns "" if a micro-batch has one example.
     """
     if size == 1:
         return ""
@@ -61,12 +61,12 @@ def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
     return f"{key}training.accumulate={parts * divisor}{engine}"
 
 
-#: A reason that has the class of its error.
+#: A message that already begins with the class of its error.
 NAMED = re.compile(r"\w*(Error|Exception): ")
 
 
 def report_failure(process: WorkerProcess, error: Exception) -> None:
-    """Reports that training failed. The launcher, which sees all workers, decides how the run ends."""
+    """Reports that training failed. The launcher sees all workers and decides how the run ends."""
     spec = process.spec
     traceback.print_exc()
     if spec.worker == 0:
@@ -81,28 +81,28 @@ def report_failure(process: WorkerProcess, error: Exception) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether an error means that a device has no memory left."""
+    """Returns whether an error means that a device is out of memory."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.ResourceExhaustedError)
 
 
 def is_loss_of_peer(error: Exception) -> bool:
-    """Returns whether an error means that another process is gone, or does not answer."""
+    """Returns whether an error means that another process is gone or does not answer."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
 
 
 def guard(missing: str, emit: Emit) -> contextlib.AbstractContextManager[None]:
-    """Lets an extra of a run fail with a note, as `guard_extra` does, unless another process is lost."""
+    """Turns a failure of an optional part of a run into a note, like `guard_extra`, unless another process is lost."""
     return guard_extra(missing, lambda text: emit(Note(text)), is_loss_of_peer)
 
 
 def format_failure(error: Exception, plan: Plan) -> str:
     """Formats an error as one line, with the line of the user's own code that raised it.
 
-    An error of scaleflow's own explains itself. Any other error begins with its class.
+    scaleflow's own errors explain themselves. Any other error begins with its class.
     """
     if isinstance(error, ScaleflowError):
         return str(error)

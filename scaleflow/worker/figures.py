@@ -1,4 +1,4 @@
-"""Computes the figures of kept predictions in a thread, while the model is exported, and reports them."""
+"""Computes the figures of kept predictions in a thread while the model is exported, and reports them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
     from scaleflow.worker.trainer import Trainer
 
-#: A metric of the training and a figure of the kept predictions are the same if they differ by this share at most.
+#: Maximum relative difference between a metric of training and the same figure of kept predictions.
 SAME_SHARE = 0.02
 
 
@@ -33,7 +33,7 @@ class FiguresThread:
     """Computes the figures of kept predictions in the background.
 
     Attributes:
-        prefix: of the metrics of a run's split.
+        prefix: the prefix of the split's metrics, `test/` or `val/`.
     """
 
     def __init__(self, predictions: Predictions, kept: KeptSplit, files: RunFolder) -> None:
@@ -48,7 +48,7 @@ class FiguresThread:
         self._is_done = threading.Event()
 
     def start(self) -> None:
-        """Starts the computation, unless it is started already."""
+        """Starts the computation, unless it has already started."""
         with self._lock:
             if not self._is_started:
                 self._is_started = True
@@ -59,13 +59,13 @@ class FiguresThread:
             from scaleflow.evaluation.analysis import analyse_predictions
 
             self._analysis = analyse_predictions(self._predictions, self._kept.options, self._kept.metrics)
-        except Exception as error:  # figures that cannot be computed end no run
+        except Exception as error:  # a failure here does not end the run
             traceback.print_exc()
             self._error = error
         self._is_done.set()
 
     def wait(self) -> Analysis:
-        """Returns the figures when they are computed. Raises what their computation raised."""
+        """Waits for the figures and returns them. Raises the error of their computation."""
         self.start()
         self._is_done.wait()
         if self._analysis is None:
@@ -73,7 +73,7 @@ class FiguresThread:
         return self._analysis
 
     def finish(self, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
-        """Waits for the figures, and reports their file, and the intervals of metrics, whose names have a prefix."""
+        """Waits for the figures. Reports their file, and the intervals of `metrics`, whose names have a prefix."""
         from scaleflow.evaluation.analysis import METRICS, write_metrics
 
         if not self._is_done.is_set():
@@ -92,10 +92,10 @@ class FiguresThread:
 
 
 def find_intervals(analysis: Analysis, metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Returns the ends of the intervals of metrics, such as `test/accuracy_low`, and the metrics that only figures are.
+    """Returns the interval bounds of metrics, such as `test/accuracy_low`, and the user's own metrics.
 
     Args:
-        metrics: those that the run has, by their names with the prefix.
+        metrics: the run's metrics, by name with prefix.
     """
     values: dict[str, float] = {}
     for name in analysis.own:
@@ -103,7 +103,7 @@ def find_intervals(analysis: Analysis, metrics: Mapping[str, float], prefix: str
             values[f"{prefix}{name}"] = analysis.figures[name].value
     for name, value in {**metrics, **values}.items():
         figure = analysis.figures.get(name.removeprefix(prefix))
-        if figure is None or figure.low != figure.low:  # NaN: it has no interval
+        if figure is None or figure.low != figure.low:  # NaN: no interval
             continue
         if abs(figure.value - value) <= SAME_SHARE * abs(value) + 1e-6:
             values[f"{name}_low"] = figure.low
@@ -112,7 +112,7 @@ def find_intervals(analysis: Analysis, metrics: Mapping[str, float], prefix: str
 
 
 def begin_figures(trainer: Trainer, result: SessionResult) -> FiguresThread | None:
-    """Keeps the predictions of the test, shows them to features, and begins to compute their figures, on the chief.
+    """Keeps the test predictions, passes them to features, and starts the computation of their figures on the chief.
 
     All workers must call it.
     """
@@ -152,7 +152,7 @@ def begin_figures(trainer: Trainer, result: SessionResult) -> FiguresThread | No
 
 
 def select_baseline(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of the best constant answer on the test split, or without one on the validation split."""
+    """Returns the metrics of the best constant answer on the test split; without a test split, on validation."""
     prefix = f"{BASELINE}test/"
     if not any(name.startswith(prefix) for name in metrics):
         prefix = BASELINE
@@ -160,7 +160,7 @@ def select_baseline(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def import_ahead(setup: TrainingSetup) -> None:
-    """Imports what computes figures in the background while the run trains, so that its end need not wait."""
+    """Imports the modules that compute figures in the background during training, so that the end need not wait."""
 
     def load() -> None:
         with contextlib.suppress(Exception):

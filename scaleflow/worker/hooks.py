@@ -24,9 +24,9 @@ from scaleflow.worker.failures import guard, is_loss_of_peer
 
 
 def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
-    """Returns the hooks of the features that a plan uses, by the names of the features.
+    """Returns the hooks of the features that a plan uses, by feature name.
 
-    A feature comes after those that it needs. A hook that cannot be imported is told in a note.
+    A feature comes after the features that it needs. If a hook cannot be imported, a note is emitted.
     """
     hooks: dict[str, WorkerHook] = {}
     for feature in list_features().values():
@@ -40,17 +40,17 @@ def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
 
 
 def looks_at_data(hook: WorkerHook) -> bool:
-    """Returns whether a hook does something with the data of a run."""
+    """Returns whether a hook looks at the data of a run."""
     return type(hook).after_data is not WorkerHook.after_data
 
 
 def refuses_run(error: Exception) -> bool:
-    """Returns whether an error in a hook before `ready` refuses the run, or is not the hook's own."""
+    """Returns whether an error in a hook must end the run: a refusal before `ready`, or the loss of a process."""
     return isinstance(error, ConfigError) or is_loss_of_peer(error)
 
 
 def explain_no_folds(hooks: Mapping[str, WorkerHook], plan: Plan) -> str:
-    """Returns why no member of an ensemble can leave out a part of the training examples; "" if it can."""
+    """Returns why the members of an ensemble cannot leave out parts of the training examples; "" if they can."""
     for hook in hooks.values():
         reason = hook.explain_no_folds(plan)
         if reason:
@@ -59,7 +59,7 @@ def explain_no_folds(hooks: Mapping[str, WorkerHook], plan: Plan) -> str:
 
 
 def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str, Any]:
-    """Returns what all hooks keep in the schema of the data. Raises ConfigError if one refuses the run."""
+    """Returns the values that all hooks add to the data's schema. Raises ConfigError if a hook refuses the run."""
     kept: dict[str, Any] = {}
     for name, hook in hooks.items():
         with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), refuses_run):
@@ -68,9 +68,9 @@ def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str
 
 
 def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[str, DrawnExamples | None]:
-    """Returns which training examples an epoch has, and the feature that says so; None if no feature does.
+    """Returns the feature that chooses the training examples of an epoch, and its choice; None without such a feature.
 
-    Raises ConfigError if one refuses the run, or if two features say it.
+    Raises ConfigError if a hook refuses the run, or if two features choose examples.
     """
     drawing = ""
     drawn: DrawnExamples | None = None
@@ -88,23 +88,23 @@ def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[
 
 
 def change_feed(hooks: Mapping[str, WorkerHook], data: TrainingData, feed: Feed) -> Feed:
-    """Returns the feed of the training examples as all hooks change it. Raises ConfigError if one refuses the run."""
+    """Passes the training feed through all hooks, which may change it. Raises ConfigError if one refuses the run."""
     for hook in hooks.values():
         feed = hook.change_feed(data, feed)
     return feed
 
 
 def call_before_test(hooks: Mapping[str, WorkerHook], split: EvaluatedSplit, emit: Emit) -> None:
-    """Shows all hooks the split whose predictions will be kept. Raises ConfigError if one refuses the run."""
+    """Passes the split whose predictions will be kept to all hooks. Raises ConfigError if one refuses the run."""
     for name, hook in hooks.items():
         with guard_extra(f"the feature {name}", lambda text: emit(Note(text)), refuses_run):
             hook.before_test(split)
 
 
 def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: Callable[[Path], object]) -> None:
-    """Shows all hooks the model that was built.
+    """Passes the built model to all hooks.
 
-    Raises ConfigError if one refuses the run, and RunError if the model cannot be exported.
+    Raises ConfigError if a hook refuses the run, and RunError if the model cannot be exported.
     """
 
     def must_end(error: Exception) -> bool:
@@ -118,21 +118,21 @@ def call_after_build(hooks: Mapping[str, WorkerHook], run: TrainedRun, export: C
 def call_report_examples(
     hooks: Mapping[str, WorkerHook], data: TrainingData, feed: Feed, folder: Path, emit: Emit
 ) -> None:
-    """Lets all hooks add to what is recorded of the training examples."""
+    """Lets all hooks add to the record of the training examples."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", emit):
             hook.report_examples(data, feed, folder, emit)
 
 
 def call_at_ready(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:
-    """Tells all hooks that the run is ready."""
+    """Informs all hooks that the run is ready."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.at_ready(run)
 
 
 def make_after_epoch(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> Callable[[int, Mapping[str, float]], None]:
-    """Returns what shows the metrics of each epoch to the hooks that look at them. A hook that fails sees no more."""
+    """Returns a function that passes the metrics of each epoch to hooks with `after_epoch`, until a hook fails."""
     callees = {name: hook for name, hook in hooks.items() if type(hook).after_epoch is not WorkerHook.after_epoch}
 
     def call_after_epoch(epoch: int, metrics: Mapping[str, float]) -> None:
@@ -148,35 +148,35 @@ def make_after_epoch(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> Callab
 
 
 def call_after_test(hooks: Mapping[str, WorkerHook], kept: KeptPredictions) -> None:
-    """Shows all hooks the predictions of the test."""
+    """Passes the test predictions to all hooks."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", kept.emit):
             hook.after_test(kept)
 
 
 def call_after_export(hooks: Mapping[str, WorkerHook], run: TrainedRun, step: int) -> None:
-    """Shows all hooks the trained model, which was exported."""
+    """Passes the trained and exported model to all hooks."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.after_export(run, step)
 
 
 def call_finish_test(hooks: Mapping[str, WorkerHook], emit: Emit) -> None:
-    """Lets all hooks report what they made of the predictions of the test."""
+    """Lets all hooks report their results from the test predictions."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", emit):
             hook.finish_test()
 
 
 def call_at_end(hooks: Mapping[str, WorkerHook], run: TrainedRun) -> None:
-    """Lets all hooks do the last work of a run that has trained to its end."""
+    """Lets all hooks do their last work after training has completed."""
     for name, hook in hooks.items():
         with guard(f"the feature {name}", run.emit):
             hook.at_end(run)
 
 
 def close_hooks(hooks: Mapping[str, WorkerHook], emit: Emit) -> None:
-    """Lets all hooks free what they hold."""
+    """Lets all hooks release their resources."""
     for name, hook in hooks.items():
         with guard_extra(f"the feature {name}", lambda text: emit(Note(text))):
             hook.close()

@@ -1,4 +1,4 @@
-"""Keeps the model's outputs for the examples of a split, and writes their record."""
+"""Keeps the model's outputs for the examples of a split, and writes the record of predictions."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ DIVISION_KEY = "dataset.split.column"
 
 
 class PredictionKeeper:
-    """An `OutputKeeper` that collects the values from which predictions are made.
+    """Collects the values from which predictions are made. It is an `OutputKeeper`.
 
     Args:
-        feed: of the split, which is not shuffled.
-        is_raw: whether targets and outputs are kept as they are, whatever a record of predictions has of them.
+        feed: the feed of the split, not shuffled.
+        is_raw: whether to keep targets and outputs unchanged, instead of the form that the record of predictions uses.
 
     Attributes:
-        is_raw: whether they are.
+        is_raw: whether targets and outputs are kept unchanged.
     """
 
     def __init__(self, outputs: OutputStructure, feed: Feed, is_raw: bool = False) -> None:
@@ -63,7 +63,7 @@ class PredictionKeeper:
         self.collector = PredictionCollector(outputs, feed.examples)
 
     def reduce(self, targets: Any, outputs: Any) -> Mapping[str, tf.Tensor]:
-        """Traced: returns what is kept of a batch, by `OUTPUT/NAME`."""
+        """Returns the values to keep of a batch, by `OUTPUT/NAME`. Called while tracing."""
         from scaleflow import objective
 
         reduced: dict[str, tf.Tensor] = {}
@@ -96,24 +96,24 @@ class PredictionKeeper:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """Reads the raw inputs of examples of a split, given by their ascending places [n] int64."""
+    """Reads the raw inputs of examples of a split by their places, [n] int64, ascending."""
 
     raw: Rows  # the split before its preprocessing
     inputs: InputStructure
-    #: What reads further columns
+    #: Functions that read further columns
     more: Sequence[Callable[[Array], Mapping[str, Any]]] = ()
-    #: The preprocessing, by the names of inputs
+    #: The preprocessing, by input names
     transforms: Mapping[tuple[str, ...], Callable[[Any], Any]] = field(default_factory=dict)
-    has_folds: bool = False  # whether the model of a training also takes the number of a fold, which these have none of
+    has_folds: bool = False  # whether the model also takes a fold number during training; here it is -1
 
     def read_examples(self, examples: Array) -> tuple[Any, Any]:
-        """Returns raw inputs and targets, [n, ...] each."""
+        """Returns the raw inputs and the targets, [n, ...] each."""
 
         inputs, targets, *_ = self.raw.read(examples)
         return inputs, targets
 
     def preprocess(self, inputs: Any) -> Any:
-        """Returns the inputs of the model for raw ones, as arrays."""
+        """Converts raw inputs to inputs of the model, as arrays."""
         import numpy as np
 
         from scaleflow import dataset
@@ -125,7 +125,7 @@ class ExampleReader:
         return {**converted, FOLD: np.full(len(next(iter(converted.values()))), -1, np.int32)}
 
     def read_columns(self, examples: Array) -> Mapping[str, Array]:
-        """Returns the inputs with one value each, and the columns that were added, by name: [n]."""
+        """Returns the inputs with one value per example, and the added columns, by name: [n]."""
 
         columns: dict[str, Any] = {}
         if any(not each.shape for each in name_leaves(self.inputs).values()):
@@ -136,11 +136,11 @@ class ExampleReader:
         return {name: each.to_numpy() if hasattr(each, "to_numpy") else each for name, each in columns.items()}
 
     def add_columns(self, read: Callable[[Array], Mapping[str, Any]]) -> ExampleReader:
-        """Returns a reader of further columns, which `read` returns by name, [n] each."""
+        """Returns a reader with further columns, which `read` returns by name, [n] each."""
         return replace(self, more=(*self.more, read))
 
     def read_pictures(self, examples: Array) -> Array | None:
-        """Returns pictures [n, height, width, channels] uint8 of the first input that is one; None if none is."""
+        """Returns the first input that is a picture, [n, height, width, channels] uint8; None if no input is one."""
 
         for name, described in name_leaves(self.inputs).items():
             if has_pixels(described):
@@ -149,14 +149,14 @@ class ExampleReader:
 
 
 def has_pixels(described: Inputs) -> bool:
-    """Returns whether an input is a picture that a person can look at."""
+    """Returns whether an input is a picture that people can look at."""
     from scaleflow.serving.reasons import is_picture_shape
 
     return is_picture_shape(described.shape)
 
 
 def to_pixels(values: Array, scale: float | None) -> Array:
-    """Converts pictures to uint8: by the factor that brings them to [0, 1], or from the least to the largest value."""
+    """Converts pictures to uint8. `scale` maps values to [0, 1]; None: the range from minimum to maximum is used."""
     import numpy as np
 
     if values.dtype == np.uint8:
@@ -182,10 +182,11 @@ class KeptSplit:
     read_id: Callable[[Array], Mapping[str, Any]] | None
     rule: Split  # `dataset.split` of the run
     options: EvaluationOptions  # `evaluation` of the run
-    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # of `evaluation.metrics`, by their names
+    #: the functions of `evaluation.metrics` by name
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
-        """Returns the predictions of the last evaluation, on the chief. All workers must call it.
+        """Returns the predictions of the last evaluation on the chief; None on other workers. All workers must call it.
 
         `described` has the digests of splits, as in `LearnedState.splits`.
         """
@@ -210,7 +211,7 @@ class KeptSplit:
         )
 
     def _add_identity(self, table: Any) -> Any:
-        """Returns the table with columns that say where the examples come from, after the first one."""
+        """Inserts columns after the first one that identify the examples: file, row, id, group and time."""
         import numpy as np
         import pyarrow
 
@@ -235,10 +236,10 @@ class KeptSplit:
 
 
 def choose_kept_split(feeds: BySplit[Feed], splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
-    """Returns the test split, or the validation split without one or if it is a fold; None if there is neither, or if
-    its examples are not the raw ones, with `debug=overfit`.
+    """Returns the split whose predictions are kept: test, or validation if there is no test split or it is a fold.
 
-    Raises ConfigError if the data lacks the column that `evaluation.id` names.
+    Returns None if that split does not exist, or if its examples are not the raw ones, as with `debug=overfit`. Raises
+    ConfigError if the data lacks the column that `evaluation.id` names.
     """
     name = "test" if feeds.test is not None and plan.dataset.fold is None else "validation"
     feed = feeds.by_name().get(name)
@@ -249,12 +250,12 @@ def choose_kept_split(feeds: BySplit[Feed], splits: Splits, source: Source, plan
 
 
 def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan) -> KeptSplit:
-    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks `evaluation.id`."""
+    """Makes the objects that keep the predictions of a split. Raises ConfigError if the data lacks `evaluation.id`."""
     from scaleflow.dataset.reading.division import encode_keys
 
     options = plan.evaluation
     rule = plan.dataset.split
-    encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if they are not those of the examples
+    encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if the keys do not fit the examples
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
     return KeptSplit(
         name,
@@ -270,9 +271,9 @@ def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan
 
 
 def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
-    """Returns the groups or times of examples, as columns, if a rule divides by them and the data have them.
+    """Returns the groups or times of examples as columns, if the split rule uses them and the data has them.
 
-    Of an evaluation of new data, which are not divided, they are in a column of the files.
+    New data is not divided: its groups or times are read from the column of the rule.
     """
     from scaleflow.dataset.reading.division import read_keys
     from scaleflow.evaluation.predictions import GROUP, TIME
@@ -281,7 +282,7 @@ def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
         return {}
     keys = DivisionKeys.of(raw).select(places)
     if keys.groups is None and keys.times is None and rule.column is not None:
-        with contextlib.suppress(ConfigError):  # new data need not have it
+        with contextlib.suppress(ConfigError):  # new data may lack the column
             read = raw.open_columns([rule.column], DIVISION_KEY)
             keys = read_keys(replace(rule, stratum=None), lambda name: read(places)[name], str)
     return {name: each for name, each in ((GROUP, keys.groups), (TIME, keys.times)) if each is not None}
@@ -292,7 +293,7 @@ def keep_predictions(
 ) -> Predictions | None:
     """Writes the record of the last evaluation into a folder, and reports it. All workers must call it.
 
-    Returns the predictions, on the chief. If they cannot be written, a note says why: the run goes on without them.
+    Returns the predictions on the chief. If they cannot be written, a note gives the reason, and the run continues.
     """
     from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
 

@@ -5,17 +5,17 @@ import time
 
 from scaleflow.interfaces.collector import pause_collector
 
-#: Keras imports these if they are installed, for wrappers and plots that a worker does not use. They add a second or
-#: more to every start. A model or dataset can still import them as usual.
+#: Keras imports these packages if they are installed, for wrappers and plots that a worker does not use. They add a
+#: second or more to every start. A model or dataset can still import them as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
 
-#: Duration of the import in seconds, in this process or in the fork server; and its end, in seconds since the epoch.
+#: How long the import took, in seconds, in this process or the fork server, and when it ended, since the epoch.
 import_seconds = 0.0
 imported_at = 0.0
 
 
 def import_keras() -> None:
-    """Imports Keras, unless that has been done. Records the duration."""
+    """Imports Keras, unless it is already imported, and records the duration."""
     global import_seconds, imported_at
     if "keras" in sys.modules:
         return

@@ -1,9 +1,9 @@
 """The worker process.
 
-It reads a `RunSpec` from one line of standard input and runs its task (`process.py`). An empty line after it allows
-`ready`. Standard input stays open as long as the launcher lives; when it closes, the worker saves and ends. The fork
-server calls `main` in a fork; alone it runs as `python -m scaleflow.worker.main`. The worker reports through events,
-and uses no tracking store.
+It reads a `RunSpec` from one line of standard input and runs its task (`process.py`). A further empty line allows it to
+emit `ready`. The launcher keeps standard input open; when it closes, the worker saves and ends. The fork server calls
+`main` in a fork; without it the worker runs as `python -m scaleflow.worker.main`. The worker reports through events and
+never connects to the tracking store.
 """
 
 import os
@@ -26,17 +26,15 @@ from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.worker import keras_import
 from scaleflow.worker.process import run_worker
 
-#: Seconds that a worker has to save and end after its launcher is gone.
+#: Seconds that a worker may take to save and end after its launcher is gone.
 SECONDS_TO_SAVE = 30.0
 
 
 def end_with_launcher(pipe: BinaryIO, released: threading.Event, stop: threading.Event, patience: float) -> None:
     """Releases this process at the launcher's first byte, and asks it to save and end when the launcher is gone.
 
-    A process that hangs in a collective operation is ended.
-
-    `pipe` is at its end when the launcher is gone; `stop` is set to ask for the end; `patience` is the seconds until
-    the process is ended.
+    If the process hangs in a collective operation, it is ended after `patience` seconds. `pipe` reaches its end when
+    the launcher is gone. `stop` is set to request the end.
     """
     while pipe.read(1):
         released.set()
@@ -50,14 +48,14 @@ def end_with_launcher(pipe: BinaryIO, released: threading.Event, stop: threading
 #: Seconds between two checks for the coordinator, or for the end of the run.
 SECONDS_BETWEEN_LOOKS = 1.0
 
-#: Seconds to wait for the event `end`, which the coordinator's launcher may write after the coordinator is gone.
+#: Seconds to wait for the event `end`. The coordinator's launcher may write it after the coordinator is gone.
 SECONDS_FOR_LAST_WORD = 10.0
 
 
 def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
     """Serves the coordinator until it is gone, or until the launcher ends this process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process has nothing to save
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # so that the log ends with the error
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # so that the error is the last line of the log
     task = parse_tf_config(os.environ.get(TF_CONFIG))
     chief = task.peers[0]
     from scaleflow import strategy
@@ -83,7 +81,7 @@ def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
 
 
 def is_run_finished(folder: Path) -> bool:
-    """Returns whether the run in a folder ended as FINISHED. Waits `SECONDS_FOR_LAST_WORD` for its end."""
+    """Returns whether the run in a folder ended as FINISHED. Waits up to `SECONDS_FOR_LAST_WORD` for its end."""
     deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
     while (status := RunState.read(folder).status) is None and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -94,14 +92,14 @@ def main() -> None:
     """Runs the process. It ends without waiting for TensorFlow's threads."""
     stop = threading.Event()
     released = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides how to react to Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     remember_secrets(find_environment_secrets())
     pipe = os.fdopen(os.dup(0), "rb")
     spec = RunSpec.from_line(pipe.readline())
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     set_cluster_variables(spec)
-    # There the launcher may continue the run on other machines: events of both processes must not mix.
+    # A remote launcher may continue the run on other machines: events of both processes must not mix.
     patience = 0.0 if find_engine(spec.plan.cluster).is_remote else SECONDS_TO_SAVE
     threading.Thread(target=end_with_launcher, args=(pipe, released, stop, patience), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -113,7 +111,7 @@ def main() -> None:
         if spec.serves:
             serve_task(spec, emit)
         finished = run_worker(spec, hold_ready(emit, released), stop.is_set)
-    except OSError:  # the events cannot be written; the launcher notices that, too, and reports it
+    except OSError:  # the events cannot be written; the launcher also notices it and reports it
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -121,15 +119,15 @@ def main() -> None:
 
 
 def set_cluster_variables(spec: RunSpec) -> None:
-    """Sets the environment variables from which TensorFlow reads the cluster."""
+    """Sets the environment variables that describe the cluster to TensorFlow."""
     if len(process_names(spec.plan)) == 1:
-        os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
+        os.environ.pop(TF_CONFIG, None)  # with TF_CONFIG, a strategy of one process would wait for others
     if TF_CONFIG in os.environ:
         os.environ[NO_PROXY] = no_proxy_for(os.environ, parse_tf_config(os.environ[TF_CONFIG]).peers)
 
 
 def hold_ready(emit: Emit, released: threading.Event) -> Emit:
-    """Returns an `emit` that waits with `ready` until the launcher knows that the store can be used."""
+    """Returns an `emit` that delays `ready` until the launcher knows that the store can be used."""
 
     def emit_released(event: Event) -> None:
         if isinstance(event, RunReady):

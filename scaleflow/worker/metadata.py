@@ -1,6 +1,7 @@
-"""Describes and identifies the data and the model of a run when it is ready, and its confusion matrix at the end.
+"""Describes and identifies the data and the model of a run when it is ready, and writes its confusion matrix at the
+end.
 
-A run that goes on compares its data and code with those of the earlier run, by digests.
+A resumed run compares the digests of its data and code with those recorded before.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
     from scaleflow.training import Engine, Evaluation
 
 
-#: The most changes that a message names.
+#: Maximum number of changes in a message.
 MAX_NAMED = 5
 
 
 def digest_splits(plan: Plan, fingerprints: Mapping[str, Fingerprint]) -> dict[str, dict[str, Any]]:
-    """Returns `digest`, `covers` and `version` by split; files count for splits that are not in memory as a whole."""
+    """Returns `digest`, `covers` and `version` by split. Splits that are not completely in memory use their files."""
     others = [each for each in fingerprints.values() if each.covers != ALL_VALUES]
     listed = list_plan_files(plan) if any(not each.paths for each in others) else []
     digests = digest_files(dict.fromkeys([*listed, *(path for each in others for path in each.paths)]))
@@ -72,10 +73,10 @@ def list_plan_files(plan: Plan) -> list[str]:
 
 
 def identify_files(plan: Plan) -> dict[str, list[Any]]:
-    """Returns the digest, the size in bytes and the time of the last change of each file that the dataset reads.
+    """Returns the digest, the size in bytes and the last change of each file that the dataset reads.
 
-    Of more than `data_digest.MAX_NAMED` files, there are only digests of folders. In an object store, the ETag is the
-    digest of a file, if the store tells it.
+    For more than `data_digest.MAX_NAMED` files there are only digests of folders. For a file in an object store, the
+    digest is the ETag if the store returns one.
     """
     found: dict[str, list[Any]] = {}
     for path, digest in group_by_folder(digest_files(list_plan_files(plan))).items():
@@ -86,13 +87,13 @@ def identify_files(plan: Plan) -> dict[str, list[Any]]:
 
 
 def identify_objects(address: str) -> dict[str, list[Any]]:
-    """Returns the same for files in an object store; empty if it does not answer."""
+    """Returns the same facts for files in an object store; empty if the store does not answer."""
     from scaleflow.dataset.reading.files import identify_in_store, read_etags
 
     try:
         states = identify_in_store(address)
         tags = read_etags(list(states))
-    except ConfigError:  # the source says why, if it needs the store
+    except ConfigError:  # if the source needs the store, it reports the reason
         return {}
     return {
         path: [f"etag:{tags[path]}" if tags.get(path) else f"state:{size}:{changed}", size, changed and changed / 1e9]
@@ -101,14 +102,14 @@ def identify_objects(address: str) -> dict[str, list[Any]]:
 
 
 def write_data_files(plan: Plan, files: RunFolder, data: DatasetDescribed, emit: Emit) -> None:
-    """Writes what the data is to the record of the run."""
+    """Writes the description of the data to the run's record."""
     described = {"splits": data.splits, "kind": data.kind, "classes": data.classes, "files": identify_files(plan)}
     write_data_state(files, files.count_resumes() if plan.resume is not None else 0, described)
     emit(ArtifactWritten(str(files.data_record), files.provenance_folder.name))
 
 
 def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
-    """Says how the data of a resumed run changed since its last command; empty if it did not."""
+    """Describes how the data of a resumed run changed since its last command; empty if it did not."""
     changes = list_split_changes(read_split_digests(spec.files), now)
     if not changes:
         return ""
@@ -125,7 +126,7 @@ def shorten_list(texts: list[str], separator: str = "; ") -> str:
 
 
 def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emit: Emit) -> None:
-    """Says in a resumed run that it continues with changed data or code, and keeps the new digests of the data."""
+    """Reports that a resumed run continues with changed data or code, and records the new digests of the data."""
     if data_changes:
         report_change("resume_data", data_changes, emit)
         emit(data)
@@ -140,13 +141,13 @@ def report_change(key: str, changes: str, emit: Emit) -> None:
 
 
 def explain_other_data(spec: RunSpec, now: SplitDigests) -> str:
-    """Says how the data differs from that of the run that is repeated; empty if it does not, or if there is none."""
+    """Describes how the data differs from the repeated run's data; empty if it does not, or if no run is repeated."""
     return shorten_list(list_split_changes(spec.repeats.splits, now)) if spec.repeats.splits else ""
 
 
 CONFUSION = "confusion_matrix.csv"
 
-#: The width of the lines of a summary.
+#: The line width of a model summary, in characters.
 SUMMARY_WIDTH = 120
 
 
@@ -183,7 +184,7 @@ def collect_metadata(
     data = describe_data(plan, outputs, splits)
     notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
     lines: list[str] = []
-    with guard_extra("the summary of the model", notes.append):  # the user's own layers describe themselves
+    with guard_extra("the summary of the model", notes.append):  # the user's own layers may fail to describe themselves
         model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
     return RunMetadata(data, "\n".join(lines), baseline, notes=notes)
 
@@ -205,12 +206,12 @@ def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> Datas
 
 
 def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:
-    """Converts (dtype, shape) to plain values with names."""
+    """Converts (dtype, shape) to a dict of plain values."""
     return {"dtype": spec[0], "shape": list(spec[1])}
 
 
 def describe_source(plan: Plan) -> dict[str, Any]:
-    """Returns the dataset's path, if it has one, and the class and arguments that read it, with secrets masked."""
+    """Returns the dataset's path, if any, and the class and arguments that read it, with secrets masked."""
     target = plan.dataset.target
     data_dir = target.arguments.get("data_dir")
     path = data_dir if isinstance(data_dir, str) else None
@@ -233,9 +234,9 @@ def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None
 def report_confusion(
     engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: OutputStructure, files: RunFolder, emit: Emit
 ) -> None:
-    """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
+    """Writes the confusion matrix of the last evaluation on the test split; without one, on the validation split.
 
-    `splits` has the feeds by the name of the split, and `outputs` the names of the classes.
+    `splits` has the feeds by split name, and `outputs` has the class names.
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)
@@ -245,7 +246,7 @@ def report_confusion(
     path.parent.mkdir(exist_ok=True)
     is_named = outputs.names is not None and len(outputs.names) == len(counts)
     labels = list(outputs.names or ()) if is_named else [str(n) for n in range(len(counts))]
-    rows = ([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))  # a row for each true class
+    rows = ([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))  # one row per true class
     path.write_text(format_csv(["true \\ predicted", *labels], rows), encoding="utf-8")
     assert split is not None
     emit(ConfusionWritten(str(path), files.plots.name, split))

@@ -1,4 +1,4 @@
-"""Runs the task of a worker process, and says how it failed: refused before the event `ready`, failed after it."""
+"""Runs the task of a worker process, and reports a failure: before the event `ready` as a refusal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_fa
 
 
 def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Runs the task of a process. The last event always says how it ended.
+    """Runs the task of a process. The last event always reports how it ended.
 
     Returns False if the run was refused or failed.
     """
@@ -43,7 +43,7 @@ def report_refusal(process: WorkerProcess, error: Exception) -> None:
         return
     traceback.print_exc()
     message = f"{format_failure(error, process.spec.plan)}; the traceback is in {process.spec.log}"
-    # A process that lost a peer does not know why the peer ended: the launcher does, if the peer refused the run.
+    # A process that lost a peer does not know why the peer ended. If the peer refused the run, the launcher knows.
     if is_loss_of_peer(error):
         process.emit(FaultReported(message, lost_peer=True))
     else:

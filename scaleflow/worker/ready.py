@@ -1,4 +1,4 @@
-"""Reports `ready`, and what is known of a run by then: its params and its data. Features see its examples."""
+"""Reports `ready`, with the run's params and data. Features get the training examples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from scaleflow.worker.metadata import explain_other_data, report_metadata, write
 def report_ready(
     process: WorkerProcess, setup: TrainingSetup, label: str, params: Mapping[str, str], step: int = 0
 ) -> None:
-    """Reports `ready`: from here on there is a run, or it continues at `step`.
+    """Reports `ready`: now the run exists, or continues at `step`.
 
     Args:
-        label: what distinguishes the run from others, for its name.
-        params: of the run in the store.
+        label: the part of the run's name that distinguishes it from other runs.
+        params: the params for the store.
     """
     spec = process.spec
     emit = process.emit
@@ -60,7 +60,9 @@ def report_ready(
 
 
 def list_params(plan: Plan, setup: TrainingSetup) -> dict[str, str]:
-    """Returns the params of a run: its choices, every key of its config, and what replaced `auto` and the like."""
+    """Returns the params of a run: its options, every key of its config, and the values that
+    replaced `auto` and so on.
+    """
     config = flatten_config(mask_secrets(plan.config))
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
     params = {**plan.choices, **texts}

@@ -1,4 +1,4 @@
-"""Sets up a worker process: devices, strategy, precision, the division of a batch, and the timer of its start."""
+"""Sets up a worker process: devices, strategy, precision, the division of a batch, and the startup timer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
 
 
-#: Minimum number of examples per step of an evaluation on CPUs, over all replicas.
+#: Minimum number of examples per evaluation step on CPUs, over all replicas.
 EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The basis of everything else: devices, the strategy over them, the precision, the division of a batch."""
+    """The basis of a worker process: devices, the strategy over them, the precision, the division of a batch."""
 
     devices: Devices
     strategy_name: str
@@ -51,11 +51,11 @@ class Runtime:
 
     @property
     def is_divided(self) -> bool:
-        """Whether the model is divided into stages on several devices."""
+        """Whether the model is divided into pipeline stages on several devices."""
         return self.strategy_name == "pipeline"
 
     def read_batching(self, batching: Batching) -> Batching:
-        """Returns how the loop reads such global batches: a pipeline divides them among its replicas itself."""
+        """Returns how the loop reads such global batches. A pipeline divides them among its replicas itself."""
         if not self.is_divided:
             return batching
         return Batching(batching.batch_size * batching.replicas, batching.accumulate, replicas=1)
@@ -72,7 +72,7 @@ class Runtime:
 
 
 def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
-    """Sets up TensorFlow and Keras in this process. No operation of TensorFlow may have run before."""
+    """Sets up TensorFlow and Keras in this process. Call it before any TensorFlow operation."""
     import keras
 
     from scaleflow import hardware, model, precision, strategy, training
@@ -116,17 +116,15 @@ def divide_evaluation(runtime: Runtime, plan: Plan) -> Batching:
 def make_evaluation_batching(batching: Batching, kind: str, multiple: int = 1) -> Batching:
     """Returns the division of evaluation batches on devices of a kind (`CPU`, `GPU` or `TPU`).
 
-    A replica's share is divisible by `multiple`, as it is in training.
-
-    In a device's own memory a replica takes as many examples at once as in training: more may not fit. In the host's
-    memory there are no micro-batches, since there are no gradients to hold.
+    On a device with its own memory, a replica takes as many examples at once as in training: more may not fit. On CPUs
+    there are no micro-batches, since there are no gradients to store. A replica's share is divisible by `multiple`.
     """
     share = max(batching.share, EVALUATION_BATCH // batching.replicas) if kind == "CPU" else batching.batch_size
     return Batching(-(-share // multiple) * multiple, 1, batching.replicas)
 
 
 def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
-    """Computes the peak of all workers' devices in floating-point operations per second; None if unknown."""
+    """Computes the peak of all workers' devices, in floating-point operations per second; None if unknown."""
     from scaleflow import hardware
 
     if runtime.strategy_name == "parameter_server":
@@ -141,7 +139,7 @@ def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
 
 @contextlib.contextmanager
 def guard_rendezvous(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Wraps the code in which processes wait for each other. The launcher may kill a process that waits too long."""
+    """Wraps code in which processes wait for each other. The launcher may kill a process that waits too long."""
     if len(process_names(plan)) == 1:
         yield
         return
@@ -151,7 +149,7 @@ def guard_rendezvous(plan: Plan, emit: Emit) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Wraps the connection to a TPU, which waits forever if something else answers at the address."""
+    """Wraps the connection to a TPU. It waits forever if something else answers at the address."""
     if plan.hardware.name != "tpu":
         yield
         return
@@ -163,9 +161,9 @@ def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
 
 @contextlib.contextmanager
 def allow_kill(emit: Emit, **what: Any) -> Iterator[None]:
-    """Wraps a call of TensorFlow that may never return, and during which no Python thread of this process runs."""
+    """Wraps a TensorFlow call that may never return and that blocks all Python threads of this process."""
     emit(Waiting(**what))
-    end_with_parent(signal.SIGKILL)  # the thread that watches the launcher does not run either
+    end_with_parent(signal.SIGKILL)  # the thread that watches the launcher is blocked as well
     yield
     end_with_parent(0)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has replaced the handler
@@ -173,12 +171,12 @@ def allow_kill(emit: Emit, **what: Any) -> Iterator[None]:
 
 
 def is_chief(plan: Plan) -> bool:
-    """Returns whether the events of this process are those of the run."""
+    """Returns whether the events of this process are the run's events."""
     return len(process_names(plan)) == 1 or parse_tf_config(os.environ.get(TF_CONFIG)).worker == 0
 
 
 def digest_plan(plan: Plan) -> str:
-    """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
+    """Returns a text that must be equal on all workers: the config, TensorFlow's version and the initial weights."""
     excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
     weights = plan.weights
@@ -194,9 +192,9 @@ def digest_file(file: str) -> str | None:
 
 
 class StartupTimer:
-    """Divides the time since the command began, in seconds since the epoch, into named parts.
+    """Divides the time since the command began (seconds since the epoch) into named parts.
 
-    `known` parts were measured elsewhere, in seconds. They do not count towards the part that ends first.
+    `known` has parts that were measured elsewhere, in seconds. They are subtracted from the part that ends first.
     """
 
     def __init__(self, began: float, **known: float) -> None:
@@ -205,21 +203,21 @@ class StartupTimer:
         self.seconds: dict[str, float] = dict(known)
 
     def end_part(self, part: str) -> None:
-        """Ends a part, which began when the previous one ended. Several parts of one name are added up."""
+        """Ends a part, which began when the previous part ended. Parts of the same name are added up."""
         now = measure_since(self._began)
         self.seconds[part] = self.seconds.get(part, 0.0) + max(0.0, now - self._last)
         self._last = now
 
     def values(self) -> dict[str, float]:
-        """Returns the metrics: the whole time and its parts, in seconds."""
+        """Returns the metrics: the total time and its parts, in seconds."""
         parts = {f"{TOTAL}_{part}": seconds for part, seconds in self.seconds.items()}
         return {TOTAL: sum(self.seconds.values())} | parts
 
 
 def make_startup_timer(spec: RunSpec) -> StartupTimer:
-    """Makes the timer of the start, and ends its part `launch`.
+    """Makes the startup timer, and ends its part `launch`.
 
-    The import of Keras counts only if it was made for this command, and not earlier in a shared fork server.
+    The import of Keras counts only if this command caused it, not if a shared fork server did it earlier.
     """
     seconds = keras_import.import_seconds if keras_import.imported_at > spec.started else 0.0
     startup_timer = StartupTimer(spec.started, **{"import": seconds})

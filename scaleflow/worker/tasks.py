@@ -1,4 +1,4 @@
-"""The task of most runs: train a model. Its work is imported when it runs, as it needs TensorFlow."""
+"""The task of most runs: train a model. Its work needs TensorFlow, so it is imported when it runs."""
 
 from __future__ import annotations
 

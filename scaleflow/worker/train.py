@@ -68,7 +68,7 @@ def train_model(process: WorkerProcess) -> None:
 
 
 def wrap_emit(process: WorkerProcess) -> Emit:
-    """Returns what emits the run's events, without repeated ones."""
+    """Returns an `emit` that drops repeated metrics if the run may repeat steps."""
     spec = process.spec
     if spec.is_resumed or spec.plan.training.on_nan == "rollback":
         return DeduplicatingEmitter(spec.events, process.emit)
@@ -76,7 +76,7 @@ def wrap_emit(process: WorkerProcess) -> Emit:
 
 
 def build_setup(trainer: Trainer) -> None:
-    """Builds the setup, and takes its plan. Raises ConfigError if something in the plan cannot work."""
+    """Builds the setup, and updates the spec with its plan. Raises ConfigError if the plan cannot work."""
     spec = trainer.spec
     resumed = spec.folder if spec.is_resumed else None
     trainer.setup = build_training(spec.plan, trainer.emit, trainer.timer, resumed=resumed)
@@ -84,7 +84,7 @@ def build_setup(trainer: Trainer) -> None:
 
 
 def make_worker_sync(trainer: Trainer) -> WorkerSync:
-    """Makes the object by which all workers stop together, after a request or after `checkpoint.max_seconds`."""
+    """Makes the object that stops all workers together, after a request or after `checkpoint.max_seconds`."""
     from scaleflow import training
 
     limit = trainer.plan.checkpoint.max_seconds
@@ -100,16 +100,16 @@ def make_worker_sync(trainer: Trainer) -> WorkerSync:
 
 
 def finish_failed(session: Session, error: Exception) -> None:
-    """Waits for the upload of checkpoints after a failure, unless a restart follows, which would wait for this."""
+    """Waits for the upload of checkpoints after a failure. Does not wait before a restart, which would be delayed."""
     if not is_loss_of_peer(error):
         session.finish_checkpoints()
 
 
 def check_resumed_data(trainer: Trainer) -> str | None:
-    """Says how the data changed since the run's last command, or returns None if this command does not resume one.
+    """Describes how the data changed since the run's last command; None if this command does not resume a run.
 
-    Raises ConfigError on all workers if it changed, unless `resume_data=changed`, and if it is not that of the run that
-    must be repeated exactly.
+    Raises ConfigError on all workers if the data changed without `resume_data=changed`, or if it differs from the data
+    of a run that must be repeated exactly.
     """
     spec = trainer.spec
     worker_sync = trainer.worker_sync
@@ -139,16 +139,17 @@ def check_resumed_data(trainer: Trainer) -> str | None:
 
 
 def report_resumed_data(trainer: Trainer, data_changes: str | None) -> None:
-    """Reports how the data and the code changed since the run's last command, unless this command is its first."""
+    """Reports how the data and the code changed since the run's last command, if this command resumes it."""
     metadata = trainer.setup.facts.metadata
     if data_changes is not None and trainer.spec.records and metadata is not None:
         report_changes(trainer.spec, metadata.data, data_changes, emit=trainer.emit)
 
 
 def check_object_store(trainer: Trainer) -> None:
-    """Raises ConfigError if `checkpoint.folder` is in an object store that cannot be written, before data is read.
+    """Raises ConfigError if `checkpoint.folder` is in an object store that cannot be written. Call it before reading
+    data.
 
-    Later attempts of a command do not ask again: training goes on while the store is away.
+    Later attempts of a command skip the check: training continues while the store is unavailable.
     """
     spec = trainer.spec
     if spec.records and spec.attempt == 0 and is_store_address(spec.plan.checkpoint.folder):
@@ -156,7 +157,7 @@ def check_object_store(trainer: Trainer) -> None:
 
 
 def make_checkpoint_manager(spec: RunSpec, emit: Emit, learned: LearnedState | None = None) -> CheckpointManager:
-    """Makes the object that keeps the checkpoints, each with the record of what was learned."""
+    """Makes the object that keeps the checkpoints, each with the learned state."""
     from scaleflow import checkpoint
 
     return checkpoint.CheckpointManager(
@@ -217,11 +218,11 @@ def make_session(trainer: Trainer) -> Session:
 
 
 def restore_newest(trainer: Trainer, session: Session, manager: CheckpointManager) -> None:
-    """Restores the newest checkpoint. Raises ConfigError if the run cannot continue without one that is not there."""
+    """Restores the newest checkpoint. Raises ConfigError if there is none and the run cannot continue without it."""
     spec = trainer.spec
     worker_sync = trainer.worker_sync
     manager.publish()
-    worker_sync(0.0)  # no worker reads before the one that writes is done
+    worker_sync(0.0)  # a worker must not read before the chief has published
     snapshot = manager.load_newest()
     folder = spec.plan.checkpoint.folder or spec.checkpoints
     if not worker_sync.is_same(str(snapshot and snapshot.step)):
@@ -242,7 +243,7 @@ def restore_newest(trainer: Trainer, session: Session, manager: CheckpointManage
 
 
 def check_shared_checkpoints(trainer: Trainer, manager: CheckpointManager) -> None:
-    """Raises ConfigError if the machines do not share the folder of the checkpoints."""
+    """Raises ConfigError if the machines do not share the checkpoint folder."""
     spec = trainer.spec
     worker_sync = trainer.worker_sync
     if (
@@ -270,7 +271,7 @@ def make_tracer(trainer: Trainer) -> StepTracer | None:
     from scaleflow.profiler.tracer import StepTracer
 
     emit = trainer.emit if spec.records else None
-    # A trace of a GPU cannot be taken in a child process.
+    # A GPU cannot be traced in a child process.
     is_in_child = len(process_names(spec.plan)) > 1 and facts.resolved["hardware"] == "cpu"
 
     def read_facts() -> dict[str, Any]:
@@ -280,7 +281,7 @@ def make_tracer(trainer: Trainer) -> StepTracer | None:
 
 
 def train_and_export(trainer: Trainer) -> None:
-    """Trains to the end, or until it has to stop, exports the model, and reports the end."""
+    """Trains until the end or a stop, exports the model, and reports the end."""
     spec = trainer.spec
     session = trainer.session
     worker_sync = trainer.worker_sync

@@ -1,4 +1,4 @@
-"""Finds the examples of a split that another run was trained on, by the identity of rows."""
+"""Finds the examples of a split that another run was trained on, by the identity of their rows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Array = np.ndarray[Any, Any]
 def write_seen(
     examples: Rows, plan: Plan, trained: Plan, earlier: EarlierState, workers: Workers, path: Path, emit: Emit
 ) -> None:
-    """Writes which examples of a split are among those that a run was trained on.
+    """Writes which examples of a split belong to the training examples of another run.
 
-    An example is identified by the column `evaluation.id`, if both configs have the same, otherwise by the raw inputs
-    that both runs have, as they read them; numbers by their float64.
+    An example is identified by the column `evaluation.id` if both configs name the same one, otherwise by the raw
+    inputs that both runs have. Numbers are compared as float64.
 
     Args:
         examples: the split, before its preprocessing.
         trained: the plan of the run that was trained.
-        path: of the file, [examples] bool.
+        path: the file to write, [examples] bool.
 
     Raises ConfigError if the data of the run cannot be read any more.
     """
@@ -55,7 +55,7 @@ def write_seen(
 
 
 def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
-    """Returns the names of the inputs of one kind and shape in both. Raises ConfigError if there are none."""
+    """Returns the names of inputs that are equal in kind and shape. Raises ConfigError if there are none."""
     kinds = []
     for each in (examples, others):
         inputs = name_leaves(next(each.iterate(lambda inputs, *_: inputs), {}))
@@ -72,7 +72,9 @@ def has_text(values: Any) -> bool:
 
 
 def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
-    """Yields what identifies each example, in the order of the split: a column, or its inputs of some names."""
+    """Yields the identity of each example, in the order of the split: the value of a column, or a
+    digest of its inputs.
+    """
 
     if column is not None:
         places = np.arange(len(examples))
@@ -85,7 +87,7 @@ def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterat
 
 
 def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
-    """Yields a digest of each row of some columns, [b, ...] each; texts may be `str` or `bytes`."""
+    """Yields a digest of each row of some columns, [b, ...] each. Texts may be `str` or `bytes`."""
     encoders = [encode_texts if has_text(each) else encode_numbers for each in columns]
     for row in zip(*columns, strict=True):
         digest = hashlib.blake2b(digest_size=16)
@@ -95,11 +97,11 @@ def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
 
 
 def encode_numbers(value: Any) -> bytes:
-    """Returns the bytes of numbers as floats: a column of integers is read as floats if a file has a missing value."""
+    """Returns the bytes of numbers as floats. A column of integers is read as floats if a file has a missing value."""
     return np.asarray(value).astype(np.float64).tobytes()
 
 
 def encode_texts(value: Any) -> bytes:
-    """Returns the bytes of a text, or of an array of texts, each after its length."""
+    """Returns the bytes of a text, or of an array of texts, each preceded by its length."""
     texts = [each.encode() if isinstance(each, str) else bytes(each) for each in np.ravel(np.asarray(value, object))]
     return b"".join(len(text).to_bytes(8, "little") + text for text in texts)

@@ -1,4 +1,4 @@
-"""What a process trains with."""
+"""The state of a process that trains."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trainer:
-    """What a process trains with. `train_model` sets the fields one after another; before that they are missing.
+    """The state of a process that trains. `train_model` sets the fields one after another; before that they are
+    missing.
 
     Attributes:
         process: the process, with the spec, the events and the request to stop. When the setup is built, the spec gets
-            its plan, which has numbers in place of what the data decides.
+            its plan, in which numbers have replaced the words that depend on the data.
         timer: measures the parts of the start.
-        setup: the data, the model and the engine, checked and traced. When the model is trained, it gets what the
-            validation rows have decided.
-        worker_sync: lets all workers decide the same, and stop together.
+        setup: the data, the model and the engine, checked and traced. After training it gets the learned answers.
+        worker_sync: makes all workers decide the same and stop together.
         session: the training, at its first step or at its newest checkpoint.
     """
 
@@ -55,7 +55,7 @@ class Trainer:
 
     @property
     def run(self) -> TrainedRun:
-        """The run as hooks see it, when the setup is built."""
+        """The run as hooks see it, after the setup is built."""
         spec = self.spec
         return TrainedRun(
             plan=spec.plan,
