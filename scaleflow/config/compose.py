@@ -1,7 +1,8 @@
-"""Composes a config without a Hydra app: for the Python API, `rerun` and `evaluate`; and reads what Hydra composed.
+"""Composes a config without a Hydra app (for the Python API, `rerun` and `evaluate`), and reads configs that Hydra
+composed.
 
 It also works in any thread and inside another Hydra app, whose state it restores. Errors of Hydra and OmegaConf become
-one-line messages that name the override that is wrong.
+one-line messages that name the wrong override.
 """
 
 from __future__ import annotations
@@ -68,16 +69,16 @@ CONF = "scaleflow.conf"
 
 @dataclass(frozen=True)
 class CommandWords:
-    """The words of a command, parsed once. Every check of a command's words takes them."""
+    """The words of a command, parsed once. All checks of a command's words use this class."""
 
     overrides: Sequence[str] = ()
     config_dirs: Sequence[str | Path] = ()  # the folders of `--config-dir`
     is_sweep: bool = False  # whether a key may have several values
-    run_id: str = ""  # the run that the command is about; empty: it composes a new config
-    #: The names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used
+    run_id: str = ""  # the run that the command is about; empty: the command composes a new config
+    #: The `--trust` values: modules whose code may run, and folders (with a `/`) whose files may be used
     trusted: Sequence[str] = ()
-    line: Sequence[str] = ()  # the whole command, as it was typed
-    tracked_dirs: Sequence[str] = ()  # the folders of `--config-dir` in the command of the tracked run
+    line: Sequence[str] = ()  # the whole command as typed
+    tracked_dirs: Sequence[str] = ()  # the `--config-dir` folders of the tracked run's command
 
     @cached_property
     def parsed(self) -> list[Override]:
@@ -89,7 +90,7 @@ class CommandWords:
 
     @property
     def keys(self) -> set[str]:
-        """The keys and groups that were typed."""
+        """The typed keys and groups."""
         return {str(each.key_or_group) for each in self.parsed}
 
     def find(self, key: str) -> Any:
@@ -99,7 +100,7 @@ class CommandWords:
         return values[-1] if values else None
 
     def refuse_sweep(self, why: str) -> None:
-        """Raises ConfigError for a key with several values. `why` says what the command takes instead of a sweep."""
+        """Raises ConfigError for a key with several values. `why` is the reason why the command cannot be a sweep."""
         for override in self.parsed:
             if override.is_sweep_override():
                 key = override.key_or_group
@@ -107,19 +108,19 @@ class CommandWords:
 
     @property
     def missing_dirs(self) -> list[str]:
-        """The folders of options that the tracked run had, and this command has not."""
+        """The `--config-dir` folders that the tracked run had and this command lacks."""
         return [each for each in dict.fromkeys(self.tracked_dirs) if each not in self.config_dirs]
 
     @property
     def search(self) -> list[str]:
-        """The overrides that put the folders of options on Hydra's search path."""
+        """The override that adds the option folders to Hydra's search path."""
         folders = [quote_value(f"file://{Path(folder).absolute()}") for folder in self.config_dirs]
         return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
 
     def prepare(self) -> CommandWords:
-        """Returns the words as Hydra takes them. Raises ConfigError for a flag, and for a folder that does not exist.
+        """Returns the words in the form that Hydra needs. Raises ConfigError for a flag, and for a missing folder.
 
-        Their secrets are masked from now on.
+        Secrets in the words are masked from now on.
         """
         remember_secrets(find_typed_secrets(self.overrides))
         register_resolver()
@@ -128,7 +129,7 @@ class CommandWords:
                 raise ConfigError(
                     f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
                 )
-        for folder in self.config_dirs:  # Hydra only warns about it
+        for folder in self.config_dirs:  # Hydra would only warn
             if not Path(folder).is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder")
         return replace(self, overrides=prepare_words(self.overrides))
@@ -136,15 +137,13 @@ class CommandWords:
 
 @contextlib.contextmanager
 def open_hydra() -> Iterator[Any]:
-    """Yields Hydra's loader of scaleflow's configs. Hydra's global state is restored after the block."""
+    """Yields Hydra's loader of scaleflow's configs, and restores Hydra's global state after the block."""
     with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 
 
 def explain_error(error: Exception, words: CommandWords) -> str:
-    """Describes an error of Hydra, OmegaConf, YAML or the run's folder in one line: the key, the value, what would
-    work.
-    """
+    """Describes an error of Hydra, OmegaConf, YAML or the run's folder in one line: the key, the value and a fix."""
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
     try:
@@ -152,7 +151,7 @@ def explain_error(error: Exception, words: CommandWords) -> str:
     except ConfigError as refusal:
         return str(refusal)
     except Exception:
-        pass  # `error`, which came first, says more
+        pass  # the original `error` is more useful
     if isinstance(error, OverrideParseException):
         hint = suggest_word(error.override, words.overrides)
         return f"{mask_override(error.override)}: cannot be read as KEY=VALUE; {hint}"
@@ -167,7 +166,7 @@ def explain_error(error: Exception, words: CommandWords) -> str:
 
 
 def explain_yaml(error: MarkedYAMLError) -> str:
-    """Describes an error of YAML in one line: the file, the line, and what to write if a colon is missing."""
+    """Describes a YAML error in one line: the file, the line, and a fix if a colon or a space is missing."""
     mark = error.problem_mark
     assert mark is not None
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -181,12 +180,12 @@ def explain_yaml(error: MarkedYAMLError) -> str:
 
 
 def suggest_word(word: str, words: Sequence[str]) -> str:
-    """Says what to type instead of a word that Hydra cannot read, one of the `words` of a command."""
+    """Suggests a replacement for a word that Hydra cannot read. `words` are all words of the command."""
     key, is_override, value = word.partition("=")
     if not is_override:
         before = list(itertools.takewhile(lambda other: other != word, words))
         after = itertools.takewhile(lambda other: "=" not in other, words[len(before) :])
-        if before and "=" in before[-1] and not before[-1].startswith("-"):  # a value with spaces without quotes
+        if before and "=" in before[-1] and not before[-1].startswith("-"):  # a value with spaces and no quotes
             key, _, value = before[-1].partition("=")
             following = list(after)
             if not value and len(following) == 1:  # a space after the equals sign
@@ -205,13 +204,13 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
 
 
 def close_with(word: str, words: Sequence[str]) -> str:
-    """Returns a word with the following ones, up to the one that closes its brackets; "" if none does."""
+    """Joins a word with the following words until its brackets are closed; "" if they never are."""
     parts = itertools.accumulate(words[words.index(word) :], "{} {}".format) if word in words else ()
     return next((re.sub(r", +", ",", each) for each in parts if not close_brackets(each)), "")
 
 
 def explain_mapping(error: Exception, words: Sequence[str]) -> str:
-    """Says how to replace a mapping that a recipe sets. Returns "" if this is another error."""
+    """Returns how to replace a mapping that a recipe sets; "" for any other error."""
     found = re.match(r"(?:Could not override '|Error merging override )([\w.]+)", str(error))
     key = found[1] if found else ""
     typed = next((word for word in words if word.startswith(f"{key}=")), "")
@@ -224,15 +223,17 @@ def explain_mapping(error: Exception, words: Sequence[str]) -> str:
         meant = translate_key(key, mask_override(typed).partition("=")[2])
         hint = f"; type {meant.replace('training', 'sweep', 1)}" if meant.startswith("training.max_seconds=") else ""
         return f"{key}: the sweeper has no such key{hint}"
-    if key not in list_empty_mappings():  # of a sweep, what not every option has that it names
+    if key not in list_empty_mappings():  # in a sweep over options, not every option has the key
         word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
         return f"{key}: there is no such key with each option of the sweep; type {word}"
     return f"{mask_override(typed)}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"
 
 
 def shorten_error(error: Exception) -> str:
-    """Shortens a library's message. Puts the key first if it has one, or the class if the error is not from Hydra,
-    OmegaConf or YAML."""
+    """Shortens a library's message. Puts the key first if it has one.
+
+    If the error is not from Hydra, OmegaConf or YAML, its class comes first.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)
     if key and lines:
@@ -243,7 +244,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def refuse_file_of_command(override: Override) -> None:
-    """Raises ConfigError if an override names a group whose files a command reads, and no run."""
+    """Raises ConfigError if an override names a group whose files are for a command and not for a run."""
     for feature in list_features().values():
         for command in feature.commands:
             if command.config_group and command.config_group == override.key_or_group:
@@ -253,7 +254,7 @@ def refuse_file_of_command(override: Override) -> None:
 
 
 def check_overrides(words: CommandWords) -> None:
-    """Raises `ConfigError` for the first override that names an option or a key that does not exist."""
+    """Raises ConfigError for the first override that names an unknown option or key."""
     search = words.search
     typed = OverridesParser.create().parse_overrides([word for word in words.overrides if "=" in word])
     with open_hydra() as loader:
@@ -286,9 +287,9 @@ def check_overrides(words: CommandWords) -> None:
 
 
 def is_accepted(words: str, context: Sequence[str]) -> bool:
-    """Returns whether a run accepts words, as they are typed in a shell, together with the words of a context.
+    """Returns whether a run accepts words, as typed in a shell, together with the words of a context.
 
-    It is called while Hydra is open. Whether this machine can run it is not checked.
+    Call it while Hydra is open. It does not check whether this machine can run it.
     """
     from scaleflow.config.plan import parse_plan  # a command without mistakes does not need it here
 
@@ -298,7 +299,7 @@ def is_accepted(words: str, context: Sequence[str]) -> bool:
         is_sweep = any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(typed))
     except HydraException:
         is_sweep = False
-    if is_flag or is_sweep:  # these are not composed into one config
+    if is_flag or is_sweep:  # flags and sweeps are not composed into one config
         return True
     try:
         config = hydra.compose("config", overrides=[*context, *typed])
@@ -315,14 +316,14 @@ def override_key(override: str) -> str:
 
 
 def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str], in_all: bool) -> list[str]:
-    """Lists the keys that exist with every one of several combinations of options, or with any of them."""
+    """Lists the keys that exist with all given combinations of options (`in_all`), or with at least one."""
     keys_of_choices = [list_keys(hydra.compose("config", overrides=[*search, *choice])) for choice in choices]
     every = dict.fromkeys(itertools.chain.from_iterable(keys_of_choices))
     return [key for key in every if not in_all or all(key in keys for keys in keys_of_choices)]
 
 
 def parse_options(override: Override) -> list[str]:
-    """Returns the options that an override of a group names, as they were typed."""
+    """Returns the options that an override of a group names, as typed."""
     if override.is_delete():
         return []
     if override.is_sweep_override():
@@ -334,7 +335,7 @@ def parse_options(override: Override) -> list[str]:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Raises `ConfigError` for flags that Hydra does not accept. Hydra would print its usage and end the process."""
+    """Raises ConfigError for flags that Hydra does not accept. Hydra would print its usage and exit."""
     parser = make_flag_parser()
     parser.error = raise_flag_error  # type: ignore[method-assign]
     parser.parse_args(flags)
@@ -345,13 +346,13 @@ def raise_flag_error(message: str) -> NoReturn:
 
 
 def parse_config_dirs(flags: Sequence[str]) -> list[str]:
-    """Returns the folders of `--config-dir` in the flags of a command."""
+    """Returns the `--config-dir` folders in the flags of a command."""
     after = [folder for flag, folder in itertools.pairwise(flags) if flag in ("--config-dir", "-cd")]
     return [*after, *(flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir="))]
 
 
 def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
-    """Lists the overrides that choose options, which decide which keys exist. A sweep has one list per combination."""
+    """Lists the overrides that choose options, and so decide which keys exist; in a sweep, one list per combination."""
     choices_of_groups = [
         [make_override(str(o.key_or_group), c) for c in parse_options(o)]
         for o in typed
@@ -361,11 +362,11 @@ def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[
 
 
 def list_keys(config: DictConfig) -> list[str]:
-    """Lists the dotted keys of a config, those of inner mappings too."""
+    """Lists the dotted keys of a config, including keys of inner mappings."""
     return every_key(OmegaConf.to_container(config, resolve=False))
 
 
-#: Hydra's state is global: one thread at a time may compose.
+#: Hydra's state is global, so only one thread may compose at a time.
 HYDRA_LOCK = threading.RLock()
 
 
@@ -373,14 +374,14 @@ HYDRA_LOCK = threading.RLock()
 class ComposedConfig:
     """The composed config of a command."""
 
-    config: Any  # with its interpolations; or plain containers, which have none
+    config: Any  # with interpolations; or plain containers, which have none
     choices: Mapping[str, str] = field(default_factory=dict)  # the option chosen in each config group
-    search: Sequence[str] = ()  # the folders in which modules of `_target_` are looked for, first match first
+    search: Sequence[str] = ()  # folders to search for the modules of `_target_`; the first match counts
     folder: Path = Path()  # the folder of the run. `compose_config` does not create it.
-    words: CommandWords = field(default_factory=CommandWords)  # of the command
-    #: The values of interpolations that call a resolver, if they were resolved before
+    words: CommandWords = field(default_factory=CommandWords)  # the words of the command
+    #: The values of interpolations that call a resolver, if they were already resolved
     known: Mapping[KeyPath, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()  # what the user should know about the config of an earlier run
+    notes: Sequence[str] = ()  # notes for the user about the config of an earlier run
 
     @property
     def raw(self) -> Any:
@@ -395,11 +396,11 @@ class ComposedConfig:
 
     @cached_property
     def values(self) -> dict[KeyPath, Any]:
-        """The values of interpolations that call a resolver, each resolved once."""
+        """The values of interpolations that call a resolver. Each is resolved once."""
         return resolve_once(self.config, self.known) if isinstance(self.config, DictConfig) else {}
 
     def set(self, values: Mapping[str, Any]) -> ComposedConfig:
-        """Returns the config with other values of some keys, and of the keys that refer to these."""
+        """Returns a copy with other values for some keys. Keys that refer to these keys follow them."""
         config = OmegaConf.create(self.raw)
         for key, value in values.items():
             OmegaConf.update(config, key, value, merge=False, force_add=True)
@@ -409,14 +410,13 @@ class ComposedConfig:
 
 
 def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> ComposedConfig:
-    """Composes the config of one run from overrides, without flags and sweeps, as the command line does.
+    """Composes the config of one run from overrides, as the command line does. Flags and sweeps are refused.
 
-    `config_dirs` are folders with further options. Raises ConfigError, naming the override that is wrong, and what
-    would work.
+    `config_dirs` are folders with more options. Raises ConfigError, which names the wrong override and a fix.
     """
     words = CommandWords(overrides, config_dirs).prepare()
     words.refuse_sweep("this is a single run")
-    with open_hydra(), as_command(words):  # the version of Hydra's rules is global, and others may compose now
+    with open_hydra(), as_command(words):  # the version of Hydra's rules is global, and other threads may compose
         config = hydra.compose("config", overrides=[*words.search, *words.overrides], return_hydra_config=True)
         folder = Path(config.hydra.run.dir)
     choices = select_group_choices(config.hydra.runtime.choices)
@@ -434,9 +434,9 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
 
 
 def compose_sweep(words: CommandWords) -> tuple[HydraContext, DictConfig]:
-    """Composes the config of a sweep, with Hydra's own part; returns Hydra's context, too.
+    """Composes the config of a sweep, with Hydra's own part. Returns it with Hydra's context.
 
-    Raises ConfigError as `compose_config` does.
+    Raises the errors of `compose_config`.
     """
     words = words.prepare()
     with as_command(words), open_hydra() as loader:
@@ -446,7 +446,7 @@ def compose_sweep(words: CommandWords) -> tuple[HydraContext, DictConfig]:
 
 @contextlib.contextmanager
 def as_command(words: CommandWords) -> Iterator[None]:
-    """Makes Hydra behave as in a command. Raises ConfigError in place of the errors of Hydra, OmegaConf and YAML."""
+    """Makes Hydra behave as in a command. Errors of Hydra, OmegaConf and YAML become ConfigErrors."""
     before = VersionBase.instance().getbase()
     setbase("1.3")
     try:
@@ -458,7 +458,7 @@ def as_command(words: CommandWords) -> Iterator[None]:
 
 
 def check_single_run(config: DictConfig) -> None:
-    """Raises `ConfigError` if a single run sets an option that is only for the jobs of a sweep."""
+    """Raises ConfigError if a single run sets an option that only applies to jobs of a sweep."""
     defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "folds": None, "max_seconds": None, "same_losses": False}
     options = config.get("sweep")
     for key, default in defaults.items():
@@ -470,7 +470,7 @@ def check_single_run(config: DictConfig) -> None:
 
 
 def check_job(config: DictConfig) -> None:
-    """Raises `ConfigError` if a job of a sweep sets an option that is only for a single run."""
+    """Raises ConfigError if a job of a sweep sets an option that only applies to a single run."""
     options = config.get("sweep")
     folds = options.get("folds") if isinstance(options, DictConfig) else None
     if folds and (options.get("repeat", 1), options.get("warm_up", 0)) != (1, 0):
@@ -484,9 +484,9 @@ def check_job(config: DictConfig) -> None:
 
 
 def check_job_of_feature(feature: Feature, keys: DictConfig) -> None:
-    """Calls the check that a feature has for jobs. If it fails by itself, this is told, and the job goes on.
+    """Calls a feature's check of jobs. If the check itself fails, a message reports it, and the job continues.
 
-    Raises `ConfigError` if the check refuses the keys of the feature's group.
+    Raises ConfigError if the check refuses the keys of the feature's group.
     """
     try:
         import_named(feature.check_job)(keys)
@@ -509,9 +509,10 @@ def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
 
 
 def select_group_choices(chosen: Any) -> dict[str, str]:
-    """Returns the option of each config group, also of one that an app has moved (`strategy@train.strategy`).
+    """Returns the option of each config group. A group that an app moved (`strategy@train.strategy`) is also found.
 
-    Raises ConfigError if a recipe chooses `null` for a group of a run: the group would have its defaults.
+    Raises ConfigError if a recipe chooses `null` for a group that a run needs: the group would silently use its
+    defaults.
     """
     choices: dict[str, str] = {}
     for name, option in chosen.items():
@@ -520,7 +521,7 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
             continue
         if option is not None:
             choices[group] = str(option)
-        elif group in ("tracking", "checkpoint", "evaluation"):  # without the others a run has none of them
+        elif group in ("tracking", "checkpoint", "evaluation"):  # the other optional groups are simply off
             raise ConfigError(f"{group}: null: this group has no such option; write 'override /{group}: none'")
         elif group in list_needed_groups():
             raise ConfigError(need_group(f"{group}: null", group))
@@ -528,12 +529,12 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
 
 
 def list_own_folders(config_dirs: Sequence[str | Path]) -> list[str]:
-    """Lists the folders with a user's modules, those of `--config-dir` last."""
+    """Lists the folders with a user's modules. The `--config-dir` folders come last."""
     return [*user_module_folders(), *(str(Path(folder).absolute()) for folder in config_dirs)]
 
 
 def user_module_folders() -> list[str]:
-    """Lists the folders with a user's modules: the current one, and that of the script that this process runs."""
+    """Lists the folders with a user's modules: the current folder, and the folder of the running script."""
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
     folders = [Path.cwd(), *([] if script is None else [Path(script).absolute().parent])]
@@ -542,7 +543,7 @@ def user_module_folders() -> list[str]:
 
 @contextlib.contextmanager
 def find_own_modules(config_dirs: Sequence[str | Path]) -> Iterator[None]:
-    """Lets Hydra find the modules of its callbacks where modules of a run are found, after the installed ones."""
+    """Lets Hydra find the modules of its callbacks in the same folders as a run's modules, after the installed ones."""
     added = [folder for folder in list_own_folders(config_dirs) if folder not in sys.path]
     sys.path += added
     try:
@@ -562,7 +563,7 @@ def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = No
     """Resolves the interpolations of a config to plain containers, and remembers its secrets so that they are masked.
 
     Args:
-        values: those of interpolations that call a resolver; None: they are resolved here.
+        values: known values of interpolations that call a resolver; None: resolve them here.
 
     Raises ConfigError if a key without a default has no value, or if an interpolation cannot be resolved.
     """
@@ -581,13 +582,13 @@ def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = No
 
 
 def read_app_choices() -> dict[str, str]:
-    """Returns the choices of the Hydra app that calls this; empty if there is none."""
+    """Returns the choices of the Hydra app that calls this; empty without an app."""
     return select_group_choices(HydraConfig.get().runtime.choices) if HydraConfig.initialized() else {}
 
 
 @contextlib.contextmanager
 def preserve_hydra_state() -> Iterator[None]:
-    """Restores Hydra's global state after the block. Only one thread at a time can be in such a block."""
+    """Restores Hydra's global state after the block. Only one thread at a time can be inside."""
     with HYDRA_LOCK:
         version = VersionBase.instance().getbase()
         app = GlobalHydra.instance().hydra
@@ -600,7 +601,9 @@ def preserve_hydra_state() -> Iterator[None]:
 
 
 def read_composed_config(config: DictConfig) -> ComposedConfig:
-    """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
+    """Returns the config that Hydra composed for the current job. `config` has interpolations and
+    no `hydra` section.
+    """
     own = HydraConfig.get()
     check_missing_values(own)
     typed: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
@@ -612,28 +615,28 @@ def read_composed_config(config: DictConfig) -> ComposedConfig:
 
 
 def list_module_folders(runtime: Any) -> list[str]:
-    """Lists the folders in which modules of `_target_` are looked for, given `hydra.runtime`."""
+    """Lists the folders to search for the modules of `_target_`, from `hydra.runtime`."""
     return [str(Path.cwd()), *(source.path for source in runtime.config_sources if source.schema == "file")]
 
 
 def list_hydra_names() -> list[str]:
-    """Lists the names of what Hydra itself writes to the folder of the current job, before the job begins."""
+    """Lists the names of files and folders that Hydra itself writes to the job's folder before the job begins."""
     hydra = HydraConfig.get()
     return [str(hydra.output_subdir).partition("/")[0], f"{hydra.job.name}.log"]
 
 
 def mask_sweep_config(path: Path) -> None:
-    """Masks the secrets in Hydra's `multirun.yaml` of a sweep, if it exists."""
+    """Masks the secrets in a sweep's `multirun.yaml`, which Hydra writes, if it exists."""
     if path.is_file():
         config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         overrides = config["hydra"]["overrides"]
         config["hydra"]["overrides"] = {key: [mask_override(o) for o in words] for key, words in overrides.items()}
-        config["hydra"]["job"].pop("override_dirname", None)  # all overrides again, in one line
+        config["hydra"]["job"].pop("override_dirname", None)  # it repeats all overrides in one line
         OmegaConf.save(OmegaConf.create(mask_secrets(config)), path)
 
 
 def check_current_folder(config: DictConfig) -> None:
-    """Raises ConfigError if Hydra is to change the current folder: relative paths are of the one that was typed in."""
+    """Raises ConfigError if Hydra would change the current folder: relative paths are relative to the typed folder."""
     if OmegaConf.select(config, "hydra.job.chdir"):
         raise ConfigError(
             "hydra.job.chdir=true: relative paths are those of the folder where the command was typed, and it stays "

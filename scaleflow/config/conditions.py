@@ -1,6 +1,6 @@
 """Reads the conditions of rules, such as `training.engine=fit & training.accumulate>1`.
 
-A condition is one term, or several with ` & ` between them. It holds if all of its terms hold:
+A condition is one term, or several joined by ` & `. It holds if all of its terms hold:
 
 | term | holds if the value of KEY |
 |---|---|
@@ -8,11 +8,11 @@ A condition is one term, or several with ` & ` between them. It holds if all of 
 | `!KEY` | is null, false, 0 or empty |
 | `KEY=VALUE`, `KEY!=VALUE` | is VALUE; is not VALUE |
 | `KEY>NUMBER`, `KEY>=NUMBER`, `KEY<NUMBER`, `KEY<=NUMBER` | is a number above NUMBER, and so on |
-| `KEY in VALUE|VALUE`, `KEY not in VALUE|VALUE` | is one of the values; is none of them |
+| `KEY in VALUE|VALUE`, `KEY not in VALUE|VALUE` | is one of the values; is not one of them |
 
-KEY is a dotted key of the config. A config group alone stands for its option (`strategy=mirrored`). A key of a section
-that is null is null. VALUE is null, true, false, `[]` (an empty list), a number, or else text. The value `auto` is a
-text like any other. It means not known yet, so `strategy!=tpu` holds for it.
+KEY is a dotted key of the config. A config group alone means its option (`strategy=mirrored`). If a section is null,
+its keys are null. VALUE is null, true, false, `[]` (an empty list), a number, or else text. The value `auto` is
+ordinary text. It means that the value is not known yet, so `strategy!=tpu` holds for it.
 
 A rule that needs more has a function, `only_if`. `tests/config/test_conditions.py` checks that each key of a rule
 exists and that it can have the values that the rule names.
@@ -28,12 +28,12 @@ from scaleflow.interfaces.features import list_sections
 
 Comparison = Callable[[Any, Any], bool]
 
-#: The values that are neither numbers nor text.
+#: Values that are neither numbers nor text.
 CONSTANTS: dict[str, Any] = {"null": None, "true": True, "false": False, "[]": []}
 
 
 class Term(NamedTuple):
-    """One term of a condition: it holds if `compare(value of the key, expected)` is true."""
+    """A term of a condition. It holds if `compare(value of the key, expected)` is true."""
 
     key: str
     compare: Comparison
@@ -45,11 +45,11 @@ def is_something(value: Any, expected: bool) -> bool:
 
 
 def compare_numbers(compare: Comparison) -> Comparison:
-    """Returns a comparison that is false for a value that is no number."""
+    """Returns a comparison that is false if the value is not a number."""
     return lambda value, number: isinstance(value, int | float) and compare(value, number)
 
 
-#: The comparison of each operator. An operator stands before the shorter ones that are part of it.
+#: The comparison of each operator. Longer operators come before operators that they contain.
 OPERATORS: dict[str, Comparison] = {
     " not in ": lambda value, values: value not in values,
     " in ": lambda value, values: value in values,
@@ -64,7 +64,7 @@ OPERATORS: dict[str, Comparison] = {
 
 @functools.cache
 def parse_condition(text: str) -> Sequence[Term]:
-    """Returns the terms of a condition. Raises ValueError if the text is no condition."""
+    """Returns the terms of a condition. Raises ValueError if the text is not a condition."""
     return [parse_term(part) for part in text.split(" & ")]
 
 
@@ -85,7 +85,7 @@ def check_key(key: str, term: str) -> str:
 
 
 def parse_operand(symbol: str, text: str, term: str) -> Any:
-    """Returns what an operator compares with: a value, or the list of values of `in`."""
+    """Returns the right side of a comparison: a value, or a list of values for `in`."""
     texts = text.split("|")
     values = [parse_constant(each, term) for each in texts]
     if symbol.endswith(" in "):
@@ -113,23 +113,23 @@ def holds(condition: str, plan: Plan) -> bool:
 
 
 def is_applicable(rule: Rule, plan: Plan) -> bool:
-    """Whether a plan has the combination of options that a rule is about."""
+    """Whether a rule's condition holds for a plan."""
     try:
         is_combined = holds(rule.when, plan)
-    except AttributeError:  # the rule is about a key of a feature that is not there
+    except AttributeError:  # the rule names a key of a feature that is not installed
         return False
     return is_combined and (rule.only_if is None or rule.only_if(plan))
 
 
 def find_keys(rule: Rule) -> Sequence[str]:
-    """Returns the keys that the message of a rule shows."""
+    """Returns the keys that a rule's message shows."""
     return rule.keys or tuple(dict.fromkeys(term.key for term in parse_condition(rule.when)))
 
 
 def find_section(plan: Plan, group: str, names: Sequence[str]) -> Any:
-    """Returns the section that has the first of these keys: the core's section of the group, or a feature's.
+    """Returns the section with the first of some keys: the core's section of the group, or a feature's.
 
-    Without keys, the core's section comes first. Raises AttributeError if there is no section.
+    Without keys it prefers the core's section. Raises AttributeError if there is no such section.
     """
     if not names and hasattr(plan, group):
         return getattr(plan, group)
@@ -147,9 +147,9 @@ def find_value(plan: Plan, key: str) -> Any:
     for name in names:
         if value is None:
             return None
-        if name == "_target_":  # of a section that names a class, or of the target itself
+        if name == "_target_":  # the section names a class, or is itself a target
             value = getattr(value, "target", value).path
-        elif group == "cluster" and not hasattr(value, name):  # only another engine has the key
+        elif group == "cluster" and not hasattr(value, name):  # only another cluster engine has the key
             value = plan.config["cluster"].get(name)
         else:
             value = getattr(value, name)

@@ -16,7 +16,7 @@ def is_started_elsewhere(plan: Plan) -> bool:
 
 
 def runs_elsewhere(plan: Plan) -> bool:
-    """Whether the processes of the run are not all started on this machine, by this command."""
+    """Whether at least one process of the run is not started on this machine by this command."""
     return not find_engine(plan.cluster).is_local
 
 

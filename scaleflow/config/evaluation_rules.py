@@ -1,4 +1,4 @@
-"""The rules about what a run makes of its predictions."""
+"""The rules about the evaluation of predictions."""
 
 import math
 import re
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.config import ThresholdGoal
 
-#: The keys that the validation rows decide, and what to give in place of that.
+#: Keys that the validation rows decide, and what to set instead.
 ADVICE = {
     "evaluation.threshold": "give evaluation.threshold as a number",
     **{f"evaluation.{key}": f"leave evaluation.{key} null" for key in ("calibrate", "interval", "sets")},
 }
 
-#: What has no validation rows that can decide: when, why, and what else would work.
+#: Configs without validation rows that can decide: the condition, the reason, and a fix.
 OBSTACLES: Sequence[tuple[str, str, str]] = (
     (
         "dataset.validation in null|0",
@@ -35,12 +35,12 @@ OBSTACLES: Sequence[tuple[str, str, str]] = (
 
 
 def make_rule(key: str, obstacle: tuple[str, str, str]) -> Rule:
-    """Returns the rule about a key that the validation rows decide."""
+    """Returns the rule against a key that needs validation rows to decide, for one obstacle."""
     condition, why, advice = obstacle
     return Rule(f"{key} & {condition}", why, advice + ADVICE[key], only_if=lambda p: key in p.evaluation.learned)
 
 
-#: Functions that a name alone may be, in a config that somebody else may have written.
+#: Functions that a config may name as plain text. Someone else may have written the config, so the list is short.
 SKLEARN_METRICS = re.compile(r"sklearn\.metrics\.[a-z]\w*_(score|loss|error|corrcoef)")
 
 
@@ -50,7 +50,7 @@ def has_unknown_metric(plan: Plan) -> bool:
 
 
 def has_two_costs(plan: Plan) -> bool:
-    """Whether the costs of errors and those of the threshold say different things."""
+    """Whether the error costs contradict the costs of the threshold."""
     goal = plan.evaluation.threshold
     given = (plan.evaluation.miss_cost, plan.evaluation.alarm_cost)
     if given == (1.0, 1.0) or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:

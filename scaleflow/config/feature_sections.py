@@ -13,7 +13,7 @@ from scaleflow.interfaces.features import Feature, list_features, list_sections,
 
 
 def parse_feature_sections(config: Mapping[str, Any]) -> dict[type, Any]:
-    """Parses the keys of features, by the dataclass that describes them.
+    """Parses the keys of all features. The result is keyed by the dataclass that describes them.
 
     Raises ConfigError for a wrong name, type or range.
     """
@@ -39,9 +39,9 @@ def list_keys(section: Any) -> set[str]:
 
 
 def parse_feature_section(feature: Feature, section: Any, given: Mapping[str, Any]) -> Any:
-    """Parses the keys of a feature. If its own defaults are wrong, those of its dataclass replace them, which is told.
+    """Parses the keys of a feature. If the feature's own defaults are invalid, uses its dataclass and reports that.
 
-    Raises ConfigError if a value that the user has chosen is wrong.
+    Raises ConfigError if a value set by the user is invalid.
     """
     try:
         return parse_section(section, given, feature.config_group)
@@ -49,14 +49,14 @@ def parse_feature_section(feature: Feature, section: Any, given: Mapping[str, An
         if given != read_defaults(feature):
             raise
         reason = str(error)
-    except Exception as error:  # a type that the keys of a config cannot have
+    except Exception as error:  # a type that config keys do not support
         reason = f"{type(error).__name__}: {error}"
     tell_problem(feature.name, f"its keys have the defaults of {section.__name__}: {reason}")
     return section()
 
 
 def read_defaults(feature: Feature) -> dict[str, Any]:
-    """Returns the keys of a feature with the values of its config options that each run includes."""
+    """Returns the default values of a feature's keys, from the config options that every run includes."""
     from omegaconf import OmegaConf
 
     values: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def read_defaults(feature: Feature) -> dict[str, Any]:
 
 
 def list_feature_defaults(group: str) -> dict[str, Any]:
-    """Returns the keys that features add to a config group, `GROUP.KEY`, with their defaults, for `set_values`."""
+    """Returns the keys `GROUP.KEY` that features add to a config group, with defaults, for `set_values`."""
     defaults: dict[str, Any] = {}
     for section in list_sections().get(group, ()):
         for name, value in vars(section()).items():

@@ -1,7 +1,7 @@
-"""Resolves interpolations that call a resolver, such as `${oc.env:LR}` and `${now:%Y}`, once for each key.
+"""Resolves interpolations that call a resolver, such as `${oc.env:LR}` and `${now:%Y}`, once per key.
 
-OmegaConf resolves them anew at each look, so a random or a changing value would differ between a key and the keys that
-refer to it. A run also keeps the values with which it began: see `keep_values`. References to other keys, such as
+OmegaConf resolves them at each access. So a random or changing value would differ between a key and the keys that
+refer to it. A run also keeps the values that it began with: see `keep_values`. References to other keys, such as
 `${training.epochs}`, are not resolved here, so they follow words that are typed later.
 """
 
@@ -15,16 +15,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.interfaces.secret_masking import mask_secrets, reads_secret
 
-#: The keys and indices that lead to a value.
+#: The path to a value: keys and list indices.
 KeyPath = tuple[str | int, ...]
 
-#: The beginning of an interpolation that calls a resolver, and the resolver's name.
+#: The start of an interpolation that calls a resolver; captures the resolver's name.
 RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 
-#: A reference to another key, absolute or relative, without another interpolation in it.
+#: A reference to another key, absolute or relative, that contains no other interpolation.
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.\[\]/-]*)\s*\}")
 
-#: The beginning of a reference whose key is the value of another interpolation.
+#: The start of a reference whose key is the value of another interpolation.
 NESTED_REFERENCE = re.compile(r"\$\{[^{}:]*\$\{")
 
 
@@ -41,12 +41,12 @@ def iterate_paths(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 
 
 def list_interpolations(raw: Any) -> dict[KeyPath, str]:
-    """Returns the texts with interpolations in a config of plain containers, by their paths."""
+    """Returns the texts that contain interpolations in a config of plain containers, by path."""
     return {path: value for path, value in iterate_paths(raw) if isinstance(value, str) and "${" in value}
 
 
 def depends_on_environment(text: str) -> bool:
-    """Whether an interpolation has another value only if the environment has: it calls no clock and no own resolver."""
+    """Whether an interpolation's value changes only with the environment: it calls no clock and no custom resolver."""
     names = RESOLVER.findall(text)
     return "oc.env" in names and all(name.startswith("oc.") for name in names)
 
@@ -55,10 +55,10 @@ def resolve_once(config: DictConfig, known: Mapping[KeyPath, Any]) -> dict[KeyPa
     """Returns the value of each key whose interpolation calls a resolver.
 
     Args:
-        config: it has interpolations.
-        known: values that were resolved before, which stay.
+        config: a config with interpolations.
+        known: values that are already resolved; they are kept.
 
-    An interpolation that cannot be resolved has no value here; resolving the whole config explains why.
+    Interpolations that cannot be resolved are left out; resolving the whole config reports the reason.
     """
     texts = list_interpolations(OmegaConf.to_container(config, resolve=False))
     if not any(RESOLVER.search(text) for text in texts.values()):
@@ -81,7 +81,7 @@ def resolve_once(config: DictConfig, known: Mapping[KeyPath, Any]) -> dict[KeyPa
 
 
 def put_values(config: DictConfig, values: Mapping[KeyPath, Any]) -> DictConfig:
-    """Returns a config with plain values in place of interpolations."""
+    """Returns a config in which plain values replace interpolations."""
     if not values:
         return config
     changed = copy.deepcopy(config)
@@ -91,13 +91,13 @@ def put_values(config: DictConfig, values: Mapping[KeyPath, Any]) -> DictConfig:
 
 
 def put_value(config: DictConfig, path: KeyPath, value: Any) -> None:
-    """Replaces the value at a path of a config, also of one that is read-only."""
+    """Replaces the value at a path of a config, even if the config is read-only."""
     with flag_override(config, ["readonly", "struct"], [False, False]):
         find_parent(config, path)[path[-1]] = value
 
 
 def find_parent(config: DictConfig, path: KeyPath) -> Any:
-    """Returns the mapping or the list that holds the value at a path."""
+    """Returns the mapping or list that contains the value at a path."""
     node: Any = config
     for part in path[:-1]:
         node = node[part]
@@ -109,12 +109,12 @@ def to_plain(value: Any) -> Any:
 
 
 def can_be_put(value: Any) -> bool:
-    """Whether a resolved value can replace its interpolation: no text in it would be resolved once more."""
+    """Whether a resolved value can replace its interpolation: it contains no text that would be resolved again."""
     return not list_interpolations(value)
 
 
 def sort_by_references(texts: Mapping[KeyPath, str]) -> list[KeyPath]:
-    """Sorts keys so that each stands after the keys that its interpolation refers to."""
+    """Sorts keys so that each comes after the keys that its interpolation refers to."""
     ordered: list[KeyPath] = []
     visited: set[KeyPath] = set()
 
@@ -132,16 +132,16 @@ def sort_by_references(texts: Mapping[KeyPath, str]) -> list[KeyPath]:
 
 
 def find_references(path: KeyPath, texts: Mapping[KeyPath, str]) -> list[KeyPath]:
-    """Returns the keys of `texts` whose values decide the value at a path."""
+    """Returns the keys of `texts` whose values determine the value at a path."""
     text = texts[path]
-    if NESTED_REFERENCE.search(text):  # the key that it refers to is known when the others are
+    if NESTED_REFERENCE.search(text):  # its target is known only after the other keys are resolved
         return [other for other in texts if other != path and not NESTED_REFERENCE.search(texts[other])]
     targets = list_targets_of(path, text)
     return [other for other in texts if other != path and any(overlap(other, target) for target in targets)]
 
 
 def list_targets_of(path: KeyPath, text: str) -> list[tuple[str, ...]]:
-    """Returns the keys that an interpolation at a path refers to, each as its parts."""
+    """Returns the keys that an interpolation at a path refers to, each split into its parts."""
     targets = []
     for dots, key in REFERENCE.findall(text):
         parts = tuple(part for part in re.split(r"[.\[\]]+", key) if part)
@@ -151,12 +151,12 @@ def list_targets_of(path: KeyPath, text: str) -> list[tuple[str, ...]]:
 
 
 def overlap(first: Sequence[str | int], second: Sequence[str | int]) -> bool:
-    """Whether two keys are the same, or one is in the section of the other."""
+    """Whether two keys are equal, or one is in the section of the other."""
     return all(str(one) == str(other) for one, other in zip(first, second, strict=False))
 
 
 def find_dependents(raw: Any, keys: Collection[str]) -> set[KeyPath]:
-    """Returns the keys whose interpolations depend on one of some dotted keys, also through other keys."""
+    """Returns the keys whose interpolations depend on some dotted keys, directly or through other keys."""
     texts = list_interpolations(raw)
     changed: list[tuple[str | int, ...]] = [tuple(key.split(".")) for key in keys]
     dependents: set[KeyPath] = set()
@@ -174,13 +174,13 @@ def find_dependents(raw: Any, keys: Collection[str]) -> set[KeyPath]:
 
 
 def keep_values(raw: Any, resolved: Any) -> tuple[Any, dict[KeyPath, str]]:
-    """Returns the config that a run keeps, and the interpolations that were replaced in it by their values.
+    """Returns the config that a run keeps, and the interpolations that it replaced by their values.
 
     Args:
         raw: the config of plain containers, with its interpolations.
-        resolved: the same without interpolations.
+        resolved: the same config without interpolations.
 
-    References to other keys stay. So do interpolations of secrets, which must not be written.
+    It does not replace references to other keys, or interpolations of secrets, which must not be written.
     """
     kept = copy.deepcopy(raw)
     replaced: dict[KeyPath, str] = {}
@@ -203,7 +203,7 @@ def keep_values(raw: Any, resolved: Any) -> tuple[Any, dict[KeyPath, str]]:
 
 
 def nest_paths(values: Mapping[KeyPath, str]) -> dict[str | int, Any]:
-    """Returns nested mappings with values at their paths, for a YAML file. An index of a list is a key."""
+    """Returns nested mappings with the values at their paths, for a YAML file. List indices become keys."""
     nested: dict[str | int, Any] = {}
     for path, value in values.items():
         section = nested

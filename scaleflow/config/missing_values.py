@@ -1,6 +1,6 @@
-"""Finds the keys that a user's option declares with `???`: a value has to be typed.
+"""Finds keys that a user's option declares as `???`, which means that a value must be typed.
 
-OmegaConf keeps an earlier value when a later file has `???`. So a recipe that asks for a value would silently train
+OmegaConf keeps an earlier value when a later file has `???`. So a recipe that requires a value would silently train
 with the default.
 """
 
@@ -16,18 +16,19 @@ from scaleflow.config.interpolations import iterate_paths
 from scaleflow.config.parse import every_key, is_under
 from scaleflow.errors import ConfigError
 
-#: The first lines of an option's file, in which Hydra looks for its package.
+#: The header of an option's file with which Hydra chooses its package.
 PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
 
 
 def check_missing_values(hydra: Any) -> None:
-    """Raises ConfigError if an option of the user's has `???` for a key that neither a word nor a later option sets.
+    """Raises ConfigError if a user's option has `???` for a key that neither a word nor a later option sets.
 
     Args:
         hydra: Hydra's own part of the composed config.
     """
     words = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
-    typed = [word for word in words if word not in hydra.runtime.choices]  # another option of a group is no value
+    #: choosing another option of a group sets no key
+    typed = [word for word in words if word not in hydra.runtime.choices]
     sources = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     if not sources:
         return
@@ -52,7 +53,7 @@ def read_words(hydra: Any) -> Sequence[Any]:
 
 
 def find_option_file(sources: Sequence[Path], group: str, option: str) -> Path | None:
-    """Returns the file of an option in the user's folders; None if it is one of a package."""
+    """Returns the file of an option in the user's folders; None if the option comes from a package."""
     folder = group.partition("@")[0]
     for source in sources:
         file = source / folder / f"{option}.yaml"
@@ -63,12 +64,11 @@ def find_option_file(sources: Sequence[Path], group: str, option: str) -> Path |
 
 @functools.lru_cache(maxsize=256)
 def read_option(file: Path, group: str, changed: int) -> Mapping[str, bool]:
-    """Returns the dotted keys of an option's file in the whole config, and whether each is `???`.
+    """Returns the dotted keys that an option's file sets in the whole config, and whether each is `???`.
 
     Args:
-        file: the file.
-        group: the group of the option, maybe with its package: `strategy@train.strategy`.
-        changed: when the file was changed. It makes the cache read a changed file again.
+        group: the option's group, possibly with its package: `strategy@train.strategy`.
+        changed: when the file was last changed. It invalidates the cache.
     """
     text = file.read_text(encoding="utf-8")
     config = OmegaConf.create(text)
@@ -82,7 +82,7 @@ def read_option(file: Path, group: str, changed: int) -> Mapping[str, bool]:
 
 
 def find_package(text: str, group: str) -> str:
-    """Returns the dotted key under which Hydra puts an option with this text; "" for the whole config."""
+    """Returns the dotted key where Hydra puts an option with this text; "" for the whole config."""
     folder, _, package = group.partition("@")
     own = folder.replace("/", ".")
     header = PACKAGE.search(text)

@@ -1,4 +1,4 @@
-"""The rules about the optimizer and limits of time."""
+"""The rules about the optimizer and time limits."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,19 @@ from scaleflow.interfaces import Plan, Rule, parse_duration
 
 
 def has_weight_decay(plan: Plan) -> bool:
-    """Whether the optimizer has a weight decay. One that does not name it may have a default."""
+    """Whether the optimizer has a weight decay. If its arguments do not name one, it may have a default."""
     arguments = plan.optimizer.target.arguments
     values = [arguments[name] for name in ("weight_decay", "adam_weight_decay") if name in arguments]
     return not values or any(values)
 
 
 def is_lowered_by_validation(plan: Plan) -> bool:
-    """Whether a value of the validation split lowers the learning rate."""
+    """Whether a metric of the validation split lowers the learning rate."""
     watched = plan.optimizer.watched
     return watched is not None and watched.monitor.startswith("val/")
 
 
-#: The reason and the advice for a text that is no time.
+#: The reason and the advice for a text that is not a time.
 NO_TIME = "this is no time", "write 600 for seconds, or 10m, 2h, 1d"
 
 OPTIMIZER_RULES: Sequence[Rule] = (

@@ -1,4 +1,4 @@
-"""Checks without importing anything that a user's module has the function or the class that a `_target_` names."""
+"""Checks, without importing it, that a user's module has the function or class that a `_target_` names."""
 
 import ast
 import importlib.util
@@ -12,21 +12,21 @@ from typing import Any
 from scaleflow.config.trust import list_own_targets
 from scaleflow.errors import ConfigError, find_similar
 
-#: Words of a module that may define further names, or find further modules, while it runs.
+#: A module with one of these words may define more names, or find more modules, while it runs.
 DYNAMIC_WORDS = ("globals(", "locals(", "vars(", "exec(", "setattr(", "__dict__", "__path__", "sys.modules")
 
-#: A module with it may let other modules be found.
+#: A module with this word may make other modules importable.
 IMPORT_PATH = "sys.path"
 
 
 def check_own_names(config: Mapping[str, Any], search: Sequence[str]) -> None:
-    """Raises ConfigError if a `_target_` names a module that does not exist, or a name that its module lacks.
+    """Raises ConfigError if a `_target_` names a missing module, or a name that its module does not define.
 
     Args:
         config: the config of a run as plain containers.
-        search: the folders in which modules are looked for before the installed ones.
+        search: folders to search for modules before the installed ones.
 
-    Code that defines names while it runs, and modules that are already imported, are left to the worker.
+    Skips code that defines names while it runs, and modules that are already imported: the worker checks these.
     """
     own = [(key, path) for key, path in list_own_targets(config) if is_checked(path)]
     found = {path: find_module_file(path.split("."), search) for _, path in own}
@@ -49,11 +49,14 @@ def is_checked(path: str) -> bool:
 
 
 def check_own_name(key: str, path: str, file: Path, count: int) -> None:
-    """Raises ConfigError if the module, which the first `count` parts of a dotted path name, lacks the next part."""
+    """Raises ConfigError if the module named by the first `count` parts of a dotted path does not
+    define the next part.
+    """
     parts = path.split(".")
     names = list_names(key, path, file=file)
     name = parts[count] if count < len(parts) else ""
-    if names is None or not name or name in names or name.startswith("__"):  # each module has __dict__ and others
+    #: every module has __dict__ and similar names
+    if names is None or not name or name in names or name.startswith("__"):
         return
     module = ".".join(parts[:count])
     similar = find_similar(name, [each for each in names if not each.startswith("_")])
@@ -67,8 +70,8 @@ def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path,
         for count in range(len(parts) - 1, 0, -1):
             base = Path(folder, *parts[:count])
             package = base / "__init__.py"
-            if package.is_file():  # Python prefers a package to a module of the same name
-                # A name of a package may also be a module that it imports only while it runs.
+            if package.is_file():  # Python prefers a package to a module with the same name
+                # The name may also be a module of the package, which the package imports only while it runs.
                 is_module = (base / parts[count]).is_dir() or any(base.glob(f"{parts[count]}.*"))
                 return None if is_module else (package, count)
             if base.with_suffix(".py").is_file():
@@ -77,16 +80,16 @@ def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path,
 
 
 def is_found(name: str, search: Sequence[str]) -> bool:
-    """Returns whether a top-level module can be imported. It is not imported."""
+    """Returns whether a top-level module can be imported, without importing it."""
     try:
         spec = PathFinder.find_spec(name, [*search, *sys.path]) or importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return True  # the worker's import says what is wrong
+        return True  # the worker's import reports the error
     return spec is not None
 
 
 def read_module(file: Path) -> str:
-    """Returns the text of a module; characters in another encoding are lost."""
+    """Returns the text of a module. Characters in another encoding are lost."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -94,9 +97,9 @@ def read_module(file: Path) -> str:
 
 
 def list_names(key: str, path: str, file: Path) -> set[str] | None:
-    """Returns the names that a module defines; None if it may define further ones while it runs.
+    """Returns the names that a module defines; None if it may define more while it runs.
 
-    Raises ConfigError if the file is no valid Python.
+    Raises ConfigError if the file is not valid Python.
     """
     try:
         with warnings.catch_warnings():
@@ -117,7 +120,7 @@ def list_names(key: str, path: str, file: Path) -> set[str] | None:
 
 
 def list_bound_names(node: ast.AST) -> set[str]:
-    """Returns the names that a node of a module defines itself."""
+    """Returns the names that a syntax node itself defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -132,7 +135,7 @@ def list_bound_names(node: ast.AST) -> set[str]:
 
 
 def walk_module(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes that run when a module is imported: not those inside of functions and classes."""
+    """Yields the nodes that run when a module is imported, without those inside functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):

@@ -1,6 +1,6 @@
-"""Parses the sections of a composed config into dataclasses. Checks names, types and ranges.
+"""Parses the sections of a composed config into dataclasses, and checks names, types and ranges.
 
-Each error names the key, the value and what would work.
+Each error names the key, the value and a fix.
 """
 
 import dataclasses
@@ -17,22 +17,22 @@ from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
 from scaleflow.interfaces.features import list_placeholders, list_sections
 from scaleflow.interfaces.secret_masking import mask_secrets
 
-#: The patience of `training.early_stopping=auto`. On 17 public tables, four seeds each, `model=tabular` would have
-#: missed the best of 64 epochs twice, by 0.3 % of its loss at most, and have saved a third of all epochs.
+#: The patience of `training.early_stopping=auto`. Measured on 17 public tables with four seeds each: `model=tabular`
+#: would have missed the best of 64 epochs twice, by at most 0.3 % of its loss, and saved a third of all epochs.
 LONG_PATIENCE = 20
 
-#: The limit of an integer without an `at_most` of its own.
+#: The limit of an integer without its own `at_most`.
 MAX_INT = 2**31 - 1
 
 T = TypeVar("T")
 
 
 def parse_section(cls: type[T], section: object, key: str) -> T:
-    """Parses a mapping into the dataclass `cls`. `key` is its dotted key, for messages.
+    """Parses a mapping into the dataclass `cls`. `key` is the mapping's dotted key, for messages.
 
-    If `cls` has the field `target`, keys that it lacks are arguments of the section's `_target_`.
+    If `cls` has the field `target`, keys that `cls` lacks are arguments of the section's `_target_`.
 
-    Raises ConfigError if the section is no mapping, or if a name, type or range is wrong.
+    Raises ConfigError if the section is not a mapping, or if a name, type or range is wrong.
     """
     known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     has_target = known.pop("target", None) is not None
@@ -57,7 +57,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
 
 
 def list_feature_keys(group: str) -> set[str]:
-    """Returns the keys of a config group that features add to it."""
+    """Returns the keys that features add to a config group."""
     return {each.name for cls in list_sections().get(group, ()) for each in dataclasses.fields(cls)}
 
 
@@ -72,13 +72,13 @@ def parse_target(section: Mapping[str, Any], key: str) -> Target:
 
 @functools.cache
 def type_hints(cls: Any) -> Mapping[str, Any]:
-    """Returns the types of a dataclass's fields. Cached, since the tests parse thousands of configs."""
+    """Returns the types of a dataclass's fields. Cached because the tests parse thousands of configs."""
     return typing.get_type_hints(cls)
 
 
 @functools.cache
 def list_key_types(cls: Any, section: str) -> Mapping[str, Any]:
-    """Returns the types of the keys of a section of the config, with the placeholders that features have for them."""
+    """Returns the types of the keys of a config section, including placeholder words that features add."""
     types_by_name = dict(type_hints(cls))
     for placeholder in list_placeholders():
         group, _, name = placeholder.key.partition(".")
@@ -88,7 +88,7 @@ def list_key_types(cls: Any, section: str) -> Mapping[str, Any]:
 
 
 def add_word(hint: Any, word: str) -> Any:
-    """Returns a type that also has a word as its value."""
+    """Returns a type that also allows a word."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     words = [word]
     others = []
@@ -117,7 +117,7 @@ _INVALID = object()
 
 
 def convert_value(value: object, hint: Any, key: str) -> Any:
-    """Converts a value to a type, or returns `_INVALID`. Text is not parsed as a number: YAML has done that."""
+    """Converts a value to a type, or returns `_INVALID`. It does not parse text as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         options = get_args(hint)
@@ -143,7 +143,7 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
 
 
 def expand_short(value: object, hint: Any, key: str) -> object:
-    """Returns a section with the names of its fields, if it has other forms."""
+    """Expands the short forms of a section to a mapping with its field names."""
     if hint is Split and isinstance(value, str):
         return {"by": value}
     if hint is EarlyStopping and value == "auto":
@@ -156,9 +156,9 @@ def expand_short(value: object, hint: Any, key: str) -> object:
 
 
 def convert_mapping(value: Mapping[Any, object], hints: tuple[Any, ...], key: str) -> Any:
-    """Converts the names and values of a mapping. Values that are to be text may be anything.
+    """Converts the names and values of a mapping. If values must be text, any value is accepted.
 
-    Names that are numbers may be text: JSON has no others.
+    Integer names may be text, because JSON names are always text.
     """
     name_hint, hint = hints
     items = {str(k): str(v) if hint is str else convert_value(v, hint, f"{key}.{k}") for k, v in value.items()}
@@ -248,12 +248,12 @@ def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def is_under(key: str, names: Iterable[str]) -> bool:
-    """Whether a key, or a module, is one of the names, or is in a section, group or package that one of them names."""
+    """Whether a key or module equals one of the names, or is inside a section, group or package with such a name."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def every_key(config: Any, prefix: str = "") -> list[str]:
-    """Lists the dotted keys of nested mappings, those of inner mappings too."""
+    """Lists the dotted keys of nested mappings, including keys of inner mappings."""
     if not isinstance(config, Mapping):
         return []
     return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]

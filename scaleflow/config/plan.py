@@ -1,12 +1,12 @@
 """Parses a composed config into a `Plan`, and checks that its options work together.
 
 The functions depend only on their arguments. `launcher/prepare.py` reads the environment (TF_CONFIG, TPUs, ports, the
-store). The worker checks what needs TensorFlow or the code of a `_target_`.
+store). The worker checks everything that needs TensorFlow or the code of a `_target_`.
 
 Each combination that cannot work is one `Rule` in a module `..._rules.py`, or in the `rules` of a cluster engine if it
-is only about that engine. `conditions.py` says how their conditions are written. `tests/combinations.py` renders the
-docs page from them. The launcher checks them with the config, in which `auto` means not known yet. The worker checks
-them again with the actual devices, strategy and precision, before `ready`.
+concerns only that engine. `conditions.py` explains how conditions are written. `tests/combinations.py` renders the
+docs page from them. The launcher checks the rules with the config, in which `auto` means not known yet. The worker
+checks them again with the actual devices, strategy and precision, before `ready`.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strateg
 from scaleflow.interfaces.features import Feature, import_named, list_features, list_sections, tell_problem
 from scaleflow.interfaces.versions import to_series
 
-#: For each: the package and the first version that can, the key, when a plan needs it, and what works instead.
-#: Older versions train, too, but with other losses or other numbers of examples than one device, which tests show.
+#: Each entry: the package, its first version that works, the key, the condition, and an alternative.
+#: Older versions also train, but their losses or numbers of examples differ from one device, as tests show.
 NEEDS: tuple[tuple[str, tuple[int, int], str, str, str], ...] = (
     ("keras", (3, 14), "strategy", "strategy=pipeline", "use strategy=mirrored"),
     ("keras", (3, 12), "training.engine", "training.engine=fit & strategy=mirrored", "use training.engine=loop"),
@@ -46,7 +46,7 @@ NEEDS: tuple[tuple[str, tuple[int, int], str, str, str], ...] = (
 
 @functools.cache
 def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Rule, ...]:
-    """Returns the rules that hold with the versions that are installed."""
+    """Returns the rules that apply to the installed versions."""
     rules = []
     for package, least, key, condition, instead in NEEDS:
         installed = find_version(package)
@@ -57,7 +57,7 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
     return tuple(rules)
 
 
-#: The rules of the core, by their place among those of features (`Feature.rules_place`).
+#: The rules of the core, by their place in the order with features' rules (`Feature.rules_place`).
 RULES: Mapping[int, Sequence[Rule]] = {
     10: DEVICE_RULES,
     20: OPTIMIZER_RULES,
@@ -65,18 +65,18 @@ RULES: Mapping[int, Sequence[Rule]] = {
     40: EVALUATION_RULES,
 }
 
-#: The most keys that a message about keys of another engine shows with their values.
+#: Maximum number of keys whose values a message about another engine's keys shows.
 MAX_SHOWN_KEYS = 3
 
 
 def explain_rule(rule: Rule, plan: Plan) -> str:
-    """Returns the text for the user: keys, values, reason, and what would work."""
+    """Returns the message for the user: keys, values, reason and a fix."""
     settings = " with ".join(f"{key}={format_value(find_value(plan, key))}" for key in find_keys(rule))
     return f"{settings}: {rule.reason}; {rule.instead}"
 
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
-    """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
+    """Yields the rules that apply to a plan. Among the cluster engines' own rules it tries only the plan's engine."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
     for feature, rule in list_placed_rules():
         if is_placed_rule_applicable(feature, rule, plan):
@@ -87,7 +87,7 @@ def find_applicable(plan: Plan) -> Iterator[Rule]:
 def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:
     """Whether a rule of the core (`feature` is "") or of a feature applies to a plan.
 
-    A rule of a feature that cannot be read or shown is told, and skipped.
+    If a feature's rule cannot be evaluated or shown, it is skipped with a message.
     """
     if not feature:
         return is_applicable(rule, plan)
@@ -102,7 +102,7 @@ def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:
 
 
 def list_rules() -> Sequence[Rule]:
-    """Returns all rules, those of the cluster engines too."""
+    """Returns all rules, including those of the cluster engines."""
     engines = list_engines().values()
     engine_rules = [rule for engine in engines for rule in engine.rules]
     placed_rules = [rule for _, rule in list_placed_rules()]
@@ -112,7 +112,7 @@ def list_rules() -> Sequence[Rule]:
 def list_placed_rules() -> list[tuple[str, Rule]]:
     """Returns the rules of the core and of features in the order of their places.
 
-    Each has the name of its feature; "" for a rule of the core.
+    Each comes with the name of its feature; "" for a rule of the core.
     """
     groups: list[tuple[int, str, Sequence[Rule]]] = []
     for place, rules in RULES.items():
@@ -147,7 +147,7 @@ def make_key_rules(*engines: ClusterEngine) -> Sequence[Rule]:
 
 
 def make_key_rule(engine: ClusterEngine) -> Rule:
-    """Returns the rule that refuses an engine's own keys for other engines."""
+    """Returns the rule that refuses an engine's own keys with other engines."""
     keys = engine.own_keys
     shown, named = (keys, "") if len(keys) <= MAX_SHOWN_KEYS else ((), f"{', '.join(keys)}: ")
     return Rule(
@@ -160,7 +160,7 @@ def make_key_rule(engine: ClusterEngine) -> Rule:
 
 
 def has_foreign_keys(plan: Plan, engine: ClusterEngine) -> bool:
-    """Whether the config has keys that this engine has, and the config's own engine has not."""
+    """Whether the config sets keys that this engine has and the config's own engine lacks."""
     given = plan.config.get("cluster") or {}
     own = list_engines()[given.get("name", Cluster.name)].own_keys
     defaults = vars(engine.section())
@@ -168,8 +168,9 @@ def has_foreign_keys(plan: Plan, engine: ClusterEngine) -> bool:
 
 
 def check_rules(plan: Plan) -> list[str]:
-    """Returns the messages of the warnings that apply. Raises ConfigError with the message of the first rule that
-    refuses.
+    """Checks all rules, and returns the messages of the warnings that apply.
+
+    Raises ConfigError with the message of the first rule that refuses the plan.
     """
     rules = list(find_applicable(plan))
     for rule in rules:
@@ -183,9 +184,9 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
 
     Args:
         config: the config with interpolations resolved, as plain containers.
-        search: the folders in which modules of `_target_` are looked for.
+        search: folders to search for the modules of `_target_`.
 
-    Raises ConfigError, naming the key, the value and what would work.
+    Raises ConfigError, which names the key, the value and a fix.
     """
     parsed = parse_sections(config)
     sections = {key: value for key, value in config.items() if key not in parsed and key not in list_sections()}
@@ -218,22 +219,22 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
 
 
 def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
-    """Parses sections of a config, all or those with these names. Raises ConfigError as `parse_plan` does."""
+    """Parses all sections of a config, or only some by name. Raises the errors of `parse_plan`."""
     classes = {name: cls for name, cls in type_hints(Plan).items() if dataclasses.is_dataclass(cls)}
     parsed: dict[str, Any] = {}
     for name in classes if names is None else names:
         section = config.get(name, {})
-        section = {} if section is None and name == "debug" else section  # the group has no default option
+        section = {} if section is None and name == "debug" else section  # `debug` has no default option
         cls, section = select_cluster_keys(section) if name == "cluster" else (classes[name], section)
         parsed[name] = parse_section(cast(Any, cls), section, name)
     return parsed
 
 
 def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
-    """Returns a plan with other values of some keys, `GROUP.KEY`, or of whole groups.
+    """Returns a plan with other values for some keys, `GROUP.KEY`, or for whole groups.
 
-    This is the only place where a value is replaced that the plan has resolved, such as `auto`. The config gets it, and
-    the sections are parsed from the config. So the two never differ.
+    Values that the plan resolves, such as `auto`, are replaced only here. The function changes the config and parses
+    the sections from it again, so the two never differ.
     """
     config = dict(plan.config)
     for key, value in values.items():
@@ -246,9 +247,9 @@ def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
 
 
 def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
-    """Returns the dataclass of the keys of the section's engine, and the section without keys that only others have.
+    """Returns the dataclass for the keys of the section's engine, and the section without keys of other engines.
 
-    The rules refuse those keys, and name the engines that have them. Raises ConfigError if there is no such engine.
+    The rules refuse those keys, and name the engines that have them. Raises ConfigError for an unknown engine.
     """
     given = section if isinstance(section, Mapping) else {}
     engines = list_engines()
@@ -261,10 +262,10 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 #: Fields of a plan that are not keys of the config.
 DERIVED_FIELDS = ("choices", "config", "features", "search", "task", "tf_config", "weights")
 
-#: The arguments of a Keras optimizer that control a moving average of the weights.
+#: Arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
 
-#: The types and limits of arguments of Keras's optimizers, by a pattern of their names. Keras checks few of them.
+#: Types and limits of arguments of Keras's optimizers, by a pattern of their names. Keras itself checks few of them.
 OPTIMIZER_ARGUMENTS: tuple[tuple[str, Any, Mapping[str, Any]], ...] = (
     (r"(adam_)?beta_[12]|rho", float, {"at_least": 0.0, "below": 1.0}),
     (r"momentum", float, {"at_least": 0.0, "at_most": 1.0}),
@@ -275,15 +276,15 @@ OPTIMIZER_ARGUMENTS: tuple[tuple[str, Any, Mapping[str, Any]], ...] = (
     (r"clip_threshold|adam_lr_ratio", float, {"above": 0.0}),
 )
 
-#: The most numbers that a message suggests.
+#: Maximum number of suggestions in a message.
 MAX_SHOWN = 4
 
 
 def check_plan(plan: Plan, may_submit: bool = False) -> None:
-    """Checks that the sections of a plan work together, as far as that is known without TensorFlow.
+    """Checks that the sections of a plan work together, except for checks that need TensorFlow.
 
-    `may_submit` says whether `cluster.submit` is allowed: in the command of one new run. Raises ConfigError, naming the
-    key, the value and what would work.
+    `may_submit` allows `cluster.submit`: only the command of one new run may use it. Raises ConfigError, which names
+    the key, the value and a fix.
     """
     check_rules(plan)
     for feature in list_features().values():
@@ -292,7 +293,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
-    # A batch by the number of training examples is not known yet: the worker rounds it to what replicas can share.
+    # A batch size that depends on the number of examples is not known yet: the worker rounds it for the replicas.
     is_known = plan.training.global_batch_size is not None or plan.training.batch_size != BY_SIZE
     if plan.strategy.is_pipeline and is_known:
         check_micro_batches(plan.training, plan.strategy, is_resumed=plan.resume is not None)
@@ -307,7 +308,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
 
 
 def fill_in_values(plan: Plan, feature: Feature) -> Plan:
-    """Returns a plan with values in place of a feature's placeholders. Raises ConfigError if none can be found."""
+    """Returns a plan with values instead of a feature's placeholders. Raises ConfigError if there are no values."""
     try:
         filled: Plan = import_named(feature.fill_in)(plan)
     except ConfigError:
@@ -319,7 +320,7 @@ def fill_in_values(plan: Plan, feature: Feature) -> Plan:
 
 
 def check_optimizer_arguments(target: Target) -> None:
-    """Raises ConfigError for an argument of an optimizer of Keras's with a wrong type, or out of its range."""
+    """Raises ConfigError if an argument of a Keras optimizer has a wrong type or is out of range."""
     if re.match(r"(tensorflow\.)?keras\.optimizers\.|scaleflow\.", target.path):
         for pattern, hint, limits in OPTIMIZER_ARGUMENTS:
             for name in filter(re.compile(pattern).fullmatch, target.arguments):
@@ -327,16 +328,16 @@ def check_optimizer_arguments(target: Target) -> None:
 
 
 def find_batch_multiple(plan: Plan) -> int:
-    """Returns the number by which `training.batch_size` has to be divisible."""
+    """Returns the number by which `training.batch_size` must be divisible."""
     is_pipeline = plan.strategy.is_pipeline
-    # The global batch has at least these factors besides the batch size, so they need not be in it.
+    # The global batch already contains these factors, so the batch size need not contain them.
     parts = count_synchronous_workers(plan) * plan.training.accumulate * (plan.strategy.replicas if is_pipeline else 1)
     shards = plan.dataset.shards // math.gcd(plan.dataset.shards, parts)
     return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
 
 
 def apply_restore_best(plan: Plan) -> Plan:
-    """Returns a plan that exports the best checkpoint, by the value of `training.early_stopping` with restore_best."""
+    """Returns a plan that exports the best checkpoint, if `training.early_stopping` has restore_best."""
     stopping = plan.training.early_stopping
     checkpoint = plan.checkpoint
     if stopping is None or not stopping.restore_best or checkpoint.best is not None:
@@ -348,7 +349,7 @@ def apply_restore_best(plan: Plan) -> Plan:
 def check_averaged_weights(plan: Plan) -> None:
     """Rejects Keras's moving average of the weights, which would have no effect.
 
-    In a user's own class only `use_ema` is rejected, since the other names may mean something else there. The worker
+    For a user's own class it rejects only `use_ema`, since the other names may have another meaning there. The worker
     checks the optimizer that the class made.
     """
     target = plan.optimizer.target
@@ -363,7 +364,7 @@ def check_averaged_weights(plan: Plan) -> None:
 
 
 def check_checkpoint_address(folder: str | None) -> None:
-    """Raises ConfigError if `checkpoint.folder` is an address that names no prefix of an object store."""
+    """Raises ConfigError if `checkpoint.folder` is an invalid address in an object store."""
     if folder is None or not is_store_address(folder):
         return
     key = "checkpoint.folder"
@@ -378,9 +379,10 @@ def check_checkpoint_address(folder: str | None) -> None:
 
 
 def check_micro_batches(training: Training, strategy: Strategy, is_resumed: bool) -> None:
-    """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas; names the key of its size.
+    """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas. Names the key of the batch
+    size.
 
-    A run that `is_resumed` keeps its batch, so the message suggests another division of it instead.
+    If `is_resumed`, the run keeps its batch, so the message suggests another division of it.
     """
     is_global = training.global_batch_size is not None
     others = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate} if is_global else {}
@@ -403,12 +405,12 @@ def check_micro_batches(training: Training, strategy: Strategy, is_resumed: bool
 def make_batching(training: Training, replicas: int, is_resumed: bool = False) -> Batching:
     """Computes how each global batch is divided among `replicas`.
 
-    A run that `is_resumed` keeps its global batch, so the message suggests other numbers of replicas instead. Raises
+    If `is_resumed`, the run keeps its global batch, so the message suggests other numbers of replicas. Raises
     ConfigError if `global_batch_size` is not divisible by replicas x `accumulate`.
     """
     if training.global_batch_size is None:
         if training.batch_size == BY_SIZE:
-            return Batching(1, training.accumulate, replicas)  # until the examples are counted
+            return Batching(1, training.accumulate, replicas)  # a stand-in until the examples are counted
         size = training.batch_size
         if not isinstance(size, int):
             raise ConfigError(

@@ -1,34 +1,34 @@
-"""The kinds of commands that make a plan of words: what each takes from its base, and what is checked."""
+"""The kinds of commands that make a plan: which sections they take from an earlier run, and which checks they need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The sections by which the data of a run are read and measured again.
+#: The sections that are needed to read and evaluate a run's data again.
 DATA = ("dataset", "objective", "precision", "seed")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a kind of command does with its words."""
+    """How a kind of command makes a plan from its words."""
 
-    #: The sections that it takes from the config of an earlier run; the others are those of this machine. None: all
+    #: Sections to take from the config of an earlier run; the others come from this machine. None: all
     sections: Sequence[str] | None = None
-    work: str = ""  # what it computes in one process, without a run of its own, such as `predictions`; empty: a run
+    work: str = ""  # its work in one process without its own run, such as `predictions`; empty: a run
     may_submit: bool = False  # whether `cluster.submit` is allowed
-    needs_files: bool = True  # whether files that are gone are fetched from the store
-    looks_outside: bool = True  # whether ports, the TPU and the tracking store are checked, too
+    needs_files: bool = True  # whether missing files are fetched from the store
+    looks_outside: bool = True  # whether to check ports, the TPU and the tracking store
 
 
 #: A command for one new run.
 NEW = Policy(may_submit=True)
 
-#: A run of the Python API, of `rerun` or of a stage; a job; one that goes on; one that a feature has completed.
+#: A run of the Python API, of `rerun` or of a stage; a job; a resumed run; a run that a feature has completed.
 TRAIN = Policy()
 
-#: A plan that is only looked at.
+#: A plan that is only inspected.
 LOOK = Policy(looks_outside=False)
 
-#: What commands about a trained model take from its run.
+#: Commands about a trained model.
 EVALUATE = Policy(DATA, "evaluations")
 COMPARE = Policy((*DATA, "evaluation"), "evaluations")
 

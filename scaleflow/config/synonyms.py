@@ -1,6 +1,6 @@
-"""What people type out of the habits of other tools, and the words of scaleflow that mean the same.
+"""Translates words that users know from other tools into scaleflow's words.
 
-The tables are data. If a word that does not exist is in one of them, its refusal says what to type.
+The tables are data. If an unknown word is in one of them, the error message says what to type.
 """
 
 import functools
@@ -87,7 +87,7 @@ KEYS = invert(
     }
 )
 
-#: A key, or the last part of a key of `dataset` or of one without a group, written as above -> what there is instead.
+#: Keys without an equivalent -> the alternative. A name without a group is a last part, written as above.
 ABSENT = {
     "dataset.weights": "weights are read by dataset=table, huggingface, tfrecord and npz",
     "optimizer.decay": "a rate that falls is optimizer.schedule=cosine, and weight decay is optimizer=adamw "
@@ -99,7 +99,7 @@ ABSENT = {
     "training.max_steps to what the run reaches in its time",
 }
 
-#: A callback of other tools, written as the keys above -> what to type.
+#: A callback of other tools, written like the keys above -> what to type.
 CALLBACKS = invert(
     {
         "'training.early_stopping={patience: 5}'": "earlystopping",
@@ -111,13 +111,13 @@ CALLBACKS = invert(
     }
 )
 
-#: Values of a key for a device that name a kind of device.
+#: Values of a device key that name a kind of device.
 DEVICE_KINDS = invert({"hardware=gpu": "cuda gpu true", "hardware=cpu": "cpu false none", "hardware=tpu": "tpu xla"})
 
-#: Keys that say how many devices a run uses.
+#: Keys that set how many devices a run uses.
 DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})
 
-#: An option that other tools call otherwise, written as the keys above -> what to type.
+#: Other tools' names of an option, written like the keys above -> what to type.
 OPTIONS = {
     "precision": invert(
         {
@@ -169,7 +169,7 @@ OPTIONS = {
     "debug": invert({"debug=none": "false off no", "debug=eager": "runeagerly", "debug=inline": "true on yes pdb"}),
 }
 
-#: A command that other tools have, which is none of ours with another name -> what to type.
+#: Commands of other tools that scaleflow does not have under another name -> what to type.
 OTHER_COMMANDS = invert(
     {
         "scaleflow KEY=VALUE ..., without a command": "train fit run start launch",
@@ -182,13 +182,13 @@ OTHER_COMMANDS = invert(
     }
 )
 
-#: Networks of `keras.applications`: the first of each family is meant by the others of it.
+#: Networks of `keras.applications`. The first of each family is suggested for other members of the family.
 NETWORKS = (
     *("ResNet50", "ResNet101", "ResNet152", "EfficientNetB0", "MobileNetV2", "DenseNet121", "InceptionV3", "Xception"),
     *("ConvNeXtTiny", "NASNetMobile", "VGG16", "VGG19"),
 )
 
-#: The ending of a file, or of the files of a folder -> the option that reads it.
+#: The suffix of a file, or of the files in a folder -> the option that reads it.
 READERS = invert(
     {
         "table": ".csv .tsv .parquet .feather .arrow .jsonl .json .ndjson .gz",
@@ -199,14 +199,15 @@ READERS = invert(
     }
 )
 
-#: Names that the target of a table usually has.
+#: Usual names of a table's target column.
 TARGETS = ("target", "label", "class", "y", "price", "outcome")
 
 
 def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
-    """Returns the words of a run with those that mean a file, `my.csv --target price`, written as `dataset=...`.
+    """Rewrites words that mean a file, such as `my.csv --target price`, as `dataset=...`, and returns all words of a
+    run.
 
-    Raises ConfigError, with what to type, for a flag that is not one of a run's `flags` but means a key, and for a
+    Raises ConfigError, which says what to type, for a flag that is not among a run's `flags` but means a key, and for a
     table without a target.
     """
     path = words[0] if words and "=" not in words[0] and find_ending(Path(words[0])) in READERS else ""
@@ -241,7 +242,7 @@ def simplify(word: str) -> str:
 
 
 def translate_key(key: str, value: str) -> str:
-    """Returns the words that mean `KEY=VALUE`, or "" if the last part of the key is in no table."""
+    """Returns the words that mean `KEY=VALUE`; "" if the last part of the key is in no table."""
     leaf = simplify(key.rpartition(".")[2])
     one_device = re.fullmatch(r"(?:cuda|gpu)?:?(\d+)", value)
     if leaf in ("gpu", "device") and one_device and (":" in value or value == "0"):
@@ -260,7 +261,7 @@ def translate_key(key: str, value: str) -> str:
 
 @functools.cache
 def list_key_names() -> Mapping[str, str]:
-    """Returns what to type for the names that other tools have for keys of features, as `KEYS` does for the others."""
+    """Returns the translations of other tools' names for keys of features, as `KEYS` does for the core."""
     found: dict[str, str] = {}
     for feature in list_features().values():
         found |= invert(feature.key_names)
@@ -268,7 +269,7 @@ def list_key_names() -> Mapping[str, str]:
 
 
 def translate_devices(value: str) -> str:
-    """Returns the words for a number of devices, for a list of their indices, or for all."""
+    """Returns the words for a number of devices, for a list of device indices, or for all devices."""
     if not value.isdigit():
         return f"strategy=mirrored 'hardware.devices={value}'" if value[:1] == "[" else "strategy=mirrored"
     if int(value) <= 1:
@@ -277,7 +278,7 @@ def translate_devices(value: str) -> str:
 
 
 def translate_option(group: str, option: str) -> str:
-    """Returns the words that mean `GROUP=OPTION`, or "" if nothing is known to mean the same."""
+    """Returns the words that mean `GROUP=OPTION`; "" if there is no translation."""
     name = simplify(option)
     if group == "dataset" and (words := translate_path(option)):
         return words
@@ -290,9 +291,9 @@ def translate_option(group: str, option: str) -> str:
 
 
 def translate_path(word: str, target: str = "") -> str:
-    """Returns the words that read a file or a folder as a dataset, or "" for what no option reads.
+    """Returns the words that read a file or folder as a dataset; "" if no option reads it.
 
-    Without a `target`, those of a table name a column that is usually the target, otherwise the last one.
+    Without a `target`, the words for a table name a column that is likely the target, otherwise the last column.
     """
     path = Path(word)
     option = READERS.get(find_ending(path), "") if path.exists() else ""
@@ -306,7 +307,7 @@ def translate_path(word: str, target: str = "") -> str:
 
 
 def find_ending(path: Path) -> str:
-    """Returns the ending of a file, or of the first file in a folder, at most three deep, that an option reads."""
+    """Returns the suffix of a file; for a folder, of the first readable file in it, at most three levels deep."""
     if not path.is_dir():
         return path.suffix.lower()
     files = (file for pattern in ("*", "*/*", "*/*/*") for file in sorted(path.glob(pattern))[:1000])
@@ -314,7 +315,7 @@ def find_ending(path: Path) -> str:
 
 
 def read_column_names(path: Path) -> list[str]:
-    """Returns the names of a table's columns; none if it cannot be read."""
+    """Returns the column names of a table; empty if it cannot be read."""
     import pyarrow.csv
     import pyarrow.dataset
 
@@ -323,11 +324,11 @@ def read_column_names(path: Path) -> list[str]:
     tabs = pyarrow.dataset.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter="\t"))
     try:
         return list(pyarrow.dataset.dataset(path, format=tabs if ending == ".tsv" else named).schema.names)
-    except (ValueError, OSError):  # the command that reads it says what is wrong with it
+    except (ValueError, OSError):  # the command that reads the file reports the error
         return []
 
 
 def close_brackets(word: str) -> str:
-    """Returns a word with the brackets and braces that it lacks at its end; "" if it lacks none."""
+    """Returns a word with the missing closing brackets and braces appended; "" if none are missing."""
     missing = "".join(closed * (word.count(opened) - word.count(closed)) for opened, closed in ("[]", "{}", "()"))
     return shlex.quote(word + missing) if missing else ""

@@ -21,9 +21,9 @@ from scaleflow.interfaces.config import METRIC_WEIGHTS
 def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> Callable[..., Any]:
     """Loads the callable that a target names, and binds its arguments. It does not call it.
 
-    `given` is the number of positional arguments that the caller will add, and `offered` are names of arguments that it
-    will add if the callable has them. Raises ConfigError if the callable cannot be loaded, is not callable, or does not
-    accept the arguments.
+    `given` is the number of positional arguments that the caller will add. `offered` are names of arguments that the
+    caller will add if the callable has them. Raises ConfigError if the callable cannot be loaded, is not callable, or
+    does not accept the arguments.
     """
     loaded = locate_target(target)
     if not callable(loaded):
@@ -36,9 +36,9 @@ def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -
 
 
 def check_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> None:
-    """Checks that a target can be loaded and accepts its arguments, without making it or its nested arguments.
+    """Checks that a target can be loaded and accepts its arguments, without creating it or its nested arguments.
 
-    The arguments are those of `bind_target`. Raises ConfigError as it does.
+    The parameters and errors are those that `bind_target` has.
     """
     loaded = locate_target(target)
     if callable(loaded):
@@ -46,9 +46,10 @@ def check_target(target: Target, given: int = 0, offered: Collection[str] = ()) 
 
 
 def check_plan_targets(plan: Plan) -> None:
-    """Checks the arguments of everything that a plan names, except its dataset.
+    """Checks the arguments of all targets in a plan, except the dataset.
 
-    What the data decide is checked later. Raises ConfigError if one cannot be loaded or lacks an argument.
+    Arguments that depend on the data are checked later. Raises ConfigError if a target cannot be loaded or lacks an
+    argument.
     """
     for callback in plan.training.callbacks or ():
         check_target(callback)
@@ -60,13 +61,13 @@ def check_plan_targets(plan: Plan) -> None:
     check_target(plan.model.target, given=2)
     check_target(plan.optimizer.target, offered=("learning_rate",))
     for target in (*list_named(plan.objective.loss), *list_named(plan.objective.metrics)):
-        # The outputs of the dataset say the number of classes.
+        # The number of classes comes from the outputs of the dataset.
         check_target(target, given=0 if is_class_target(target) else 2, offered=("num_classes",))
     bind_metrics(plan.evaluation.metrics or ())
 
 
 def list_named(value: Any) -> list[Target]:
-    """Returns the targets in a value of `objective`, which may be a list, or have one for each output."""
+    """Returns the targets in a value of `objective`, which may be a list or have one value per output."""
     if isinstance(value, Target):
         return [value]
     if isinstance(value, Mapping):
@@ -75,7 +76,7 @@ def list_named(value: Any) -> list[Target]:
 
 
 def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any]]:
-    """Loads the functions of `evaluation.metrics`, by their names. Raises ConfigError if one cannot be used."""
+    """Loads the functions of `evaluation.metrics`, by name. Raises ConfigError if one cannot be used."""
     bound: dict[str, Callable[..., Any]] = {}
     for n, each in enumerate(metrics):
         key = f"evaluation.metrics[{n}]"
@@ -90,7 +91,7 @@ def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any
 
 
 def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Converts integers to floats for parameters whose default is a float. Keras rejects `momentum=0`."""
+    """Converts integers to floats for parameters whose default is a float, because Keras rejects `momentum=0`."""
     with contextlib.suppress(ValueError):  # a builtin without a signature
         parameters = inspect.signature(named).parameters
         float_names = {name for name, parameter in parameters.items() if isinstance(parameter.default, float)}
@@ -106,13 +107,14 @@ def is_class_target(target: Target) -> bool:
 
 
 def locate_target(target: Target) -> Any:
-    """Imports what a target names. Raises ConfigError if there is no such module or attribute, or if importing
-    fails.
+    """Imports the object that a target names.
+
+    Raises ConfigError if there is no such module or attribute, or if importing fails.
     """
     try:
         with silence_hydra():
             return get_object(target.path)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except Exception as error:  # importing a user's module may raise anything
         cause = error.__cause__ or error
         reason = explain_missing(cause, target.path)
         raise ConfigError(
@@ -134,14 +136,16 @@ def silence_hydra() -> Iterator[None]:
 
 
 def explain_missing(error: BaseException, path: str) -> str:
-    """Formats an error in one line, without its class if it only says that a part of the path does not exist."""
+    """Formats an error in one line. Leaves out its class if it only says that a part of the path does not exist."""
     missing = getattr(error, "name", None)
     is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
     return f"{error}{suggest_target(path)}" if is_known and f".{missing}." in f".{path}." else name_error(error)
 
 
 def suggest_target(path: str) -> str:
-    """Returns `; did you mean keras.metrics.F1Score?` for the most similar name in the module of a path, or ""."""
+    """Returns `; did you mean keras.metrics.F1Score?` with the most similar name in the path's
+    module; "" without one.
+    """
     parents = list(itertools.accumulate(path.split("."), "{}.{}".format))
     parent = next((each for each in reversed(parents[:-1]) if each in sys.modules), None)
     public = [] if parent is None else [name for name in dir(sys.modules[parent]) if not name.startswith("_")]
@@ -158,7 +162,8 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
         return instantiate(value, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__ or error
-        is_clear = isinstance(cause, TypeError | ValueError | ImportError)  # such as a wrong argument: needs no class
+        #: for instance a wrong argument: the message is clear without its class
+        is_clear = isinstance(cause, TypeError | ValueError | ImportError)
         reason = read_reason(cause) if is_clear else name_error(cause)
         raise ConfigError(
             f"{target.key}.{name}: cannot be built ({reason}); check its _target_ and the other keys"
@@ -170,7 +175,7 @@ def check_arguments(
 ) -> None:
     try:
         signature = inspect.signature(named)
-    except ValueError:  # a builtin without a signature raises when it is called
+    except ValueError:  # a builtin without a signature raises its own error when it is called
         return
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in arguments:

@@ -10,7 +10,7 @@ from scaleflow.interfaces import Best, Plan, Rule, Strategy
 #: The class of `dataset=table` and `dataset=csv`.
 TABLE = "scaleflow.dataset.table.Table"
 
-#: Keys of `strategy` that only one option has.
+#: Keys of `strategy` that only `strategy=pipeline` has.
 FOR_PIPELINE = ("stages", "replicas", "micro_batches", "cuts")
 
 
@@ -29,7 +29,7 @@ def has_unfit_levels(plan: Plan) -> bool:
     return len(levels) < 2 or 0.5 not in levels or not is_ascending
 
 
-#: The datasets of scaleflow whose rows have columns or paths.
+#: scaleflow's datasets whose rows have columns or paths.
 WITH_COLUMNS = (
     TABLE,
     *(f"scaleflow.dataset.{each}" for each in ("npz.Npz", "huggingface.HuggingFace", "tfrecord.TFRecord")),
@@ -68,7 +68,7 @@ def has_split_by_target(plan: Plan) -> bool:
 
 
 def is_stopped_by_validation(plan: Plan) -> bool:
-    """Whether a value of the validation split ends the run early."""
+    """Whether a metric of the validation split can end the run early."""
     stopping = plan.training.early_stopping
     return stopping is not None and stopping.monitor.startswith("val/")
 
@@ -415,7 +415,7 @@ TRAINING_RULES: Sequence[Rule] = (
         only_if=lambda p: p.dataset.target.path not in FOLDERS,
     ),
     Rule(
-        # Of a class of the user's, the worker finds out what it is.
+        # The worker checks a user's own dataset class.
         f"dataset.shards>1 & dataset._target_!={TABLE}",
         "only tables that are read while training can be divided by their files",
         "use dataset=table, or leave dataset.shards 1",

@@ -1,8 +1,8 @@
-"""Checks a config that comes from a tracking server, where somebody else may have written it.
+"""Checks a config that comes from a tracking server, where someone else may have written it.
 
 A config names code (`_target_`), files, addresses and interpolations. Allowed code: scaleflow's own datasets, models
-and steps, Keras's optimizers, losses and metrics, some of its callbacks, and what the user trusts by name. Files must
-be in the current folder, and interpolations must refer to the config itself.
+and steps, Keras's optimizers, losses and metrics, some of its callbacks, and code that the user trusts by name. Files
+must be in the current folder, and interpolations must refer to the config itself.
 """
 
 import functools
@@ -19,9 +19,8 @@ from scaleflow.config.parse import format_value, is_under
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.features import list_option_files
 
-#: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
-#: has functions that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file,
-#: keras.saving.load_model).
+#: The allowed paths of a `_target_`, by key. They list names instead of whole packages, because packages have functions
+#: that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file, keras.saving.load_model).
 ALLOWED = {
     r"optimizer": r"keras\.optimizers\.[A-Z]\w*",
     r"training\.step": r"scaleflow\.training\.examples\.[A-Za-z]\w*",
@@ -31,23 +30,23 @@ ALLOWED = {
     r"objective\.metrics(\.\w+)?\.\d+": r"keras\.metrics\.[A-Z]\w*",
 }
 
-#: Allowed as an argument of another `_target_`. Excludes the layers that load files or run code from their arguments.
+#: Allowed as an argument of another `_target_`. Excludes layers that load files or run code from their arguments.
 ALLOWED_ARGUMENTS = re.compile(
     r"keras\.(optimizers|optimizers\.schedules|initializers|regularizers|constraints)\.[A-Z]\w*"
     r"|keras\.layers\.(?!Lambda\b|TFSMLayer\b|JaxLayer\b|FlaxLayer\b|TorchModuleWrapper\b|StringLookup\b"
     r"|IntegerLookup\b|TextVectorization\b|Wrapper\b)[A-Z]\w*"
 )
 
-#: Keys with which Keras deserializes a mapping into an object, and with which Hydra controls a call.
+#: Keys that make Keras deserialize a mapping into an object, or Hydra change a call.
 OBJECT_KEYS = ("class_name", "registered_name", "_args_", "_recursive_", "_convert_")
 
-#: An interpolation of another key: no resolver, and no nested interpolation.
+#: An interpolation that refers to another key, without a resolver or a nested interpolation.
 KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 
-#: An address: of a file system, a server or a file. Models of the store that has the run are not among them.
+#: The address of a file system, a server or a file. Model addresses in the run's own store (`runs:/`) are excluded.
 ADDRESS = re.compile(r".*://|(?!(runs|models):/)[a-z][\w+.-]*:/|file:", re.IGNORECASE | re.DOTALL)
 
-#: Keys whose text is shown, or is a part of a table or a text, so that it may look like a path.
+#: Keys whose text is only shown or parsed as data, so it may look like a path.
 TEXT_KEYS = (
     *("tracking.experiment", "tracking.run_name", "tracking.tags"),
     *("dataset.delimiter", "dataset.separator", "dataset.missing"),
@@ -57,7 +56,7 @@ TEXT_KEYS = (
 def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     """Checks that each `_target_` is on the lists or has a `trusted` name or prefix. Imports nothing.
 
-    Raises ConfigError, naming the first one that is not.
+    Raises ConfigError, which names the first code that is not trusted.
     """
     for key, path in list_targets(config):
         if not (isinstance(path, str) and (is_listed(key, path) or is_under(path, trusted))):
@@ -69,10 +68,10 @@ def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> 
 
 
 def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
-    """Checks that each trusted `_target_` is defined in a trusted module, and not imported there from another one.
+    """Checks that each trusted `_target_` is defined in a trusted module, and not imported there from another module.
 
-    It imports the modules. So only the process that uses them calls it. Raises ConfigError, naming the module that
-    defines it.
+    It imports the modules, so only the process that uses them calls it. Raises ConfigError, which names the defining
+    module.
     """
     for key, path in list_targets(config):
         if path in trusted or not is_under(path, trusted):
@@ -89,7 +88,7 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
 
 
 def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (key of the mapping, its `_target_`) for every `_target_`, those in arguments too."""
+    """Yields (key of the mapping, its `_target_`) for every `_target_`, including those in arguments."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             yield key, config["_target_"]
@@ -101,18 +100,18 @@ def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (key, path) of each `_target_` that is code of the user."""
+    """Yields (key, path) of each `_target_` that is user code."""
     return ((key, path) for key, path in list_targets(config) if isinstance(path, str) and not is_listed(key, path))
 
 
 def list_own_modules(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> list[str]:
-    """Returns the modules with code of the user that a config names, without those that are trusted."""
+    """Returns the modules of user code that a config names, without trusted ones."""
     own = (path for _, path in list_own_targets(config) if not is_under(path, trusted))
     return list(dict.fromkeys(map(name_module, own)))
 
 
 def name_module(path: str) -> str:
-    """Returns the module of the path of an object, or the path itself if that has no dot."""
+    """Returns the module part of an object's path, or the path itself if it has no dot."""
     return path.rpartition(".")[0] or path
 
 
@@ -125,7 +124,7 @@ def is_listed(key: str, path: str) -> bool:
 
 
 def describe_allowed(key: str) -> str:
-    """Describes the list for a key, for a message."""
+    """Describes the allowed code for a key, for a message."""
     if key in ("dataset", "model"):
         return f"{key}s of scaleflow"
     if key.startswith(("objective.loss", "objective.metrics")):
@@ -140,7 +139,7 @@ def describe_allowed(key: str) -> str:
 
 @functools.cache
 def list_factories(group: str) -> frozenset[str]:
-    """Lists the `_target_`s of scaleflow's own options of a config group."""
+    """Lists the `_target_`s of scaleflow's own options in a config group."""
     targets: set[str] = set()
     for path in list_option_files(group):
         targets.update(re.findall(r"^_target_: (\S+)", path.read_text(), re.M))
@@ -155,14 +154,14 @@ def unresolvable_error(key: str, value: str) -> ConfigError:
 
 
 def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key: str = "") -> None:
-    """Checks that values do not lead out of the current folder, unless this machine has set them.
+    """Checks that values stay inside the current folder, unless this machine has set them.
 
     Args:
         config: a resolved config, or the value of `key` in it.
         own: the keys that this command or this machine's options have set. They are not checked.
-        trusted: trusted names; those with a `/` are folders that paths may be in.
+        trusted: trusted names; a name with a `/` is a folder that paths may be in.
 
-    Raises ConfigError, naming the key.
+    Raises ConfigError, which names the key.
     """
     if is_under(key, own) or is_under(key, TEXT_KEYS):
         return
@@ -177,7 +176,7 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
             check_values(value, own, trusted, key=f"{key}.{index}")
-    elif isinstance(config, str | bytes | PurePath):  # YAML has tags for all of them
+    elif isinstance(config, str | bytes | PurePath):  # YAML has tags for all of these types
         check_trusted_text(key, os.fsdecode(config), trusted)
 
 
@@ -195,9 +194,9 @@ def check_trusted_text(key: str, value: str, trusted: Sequence[str]) -> None:
 
 
 def leads_out(value: str, trusted: Sequence[str]) -> bool:
-    """Whether a text would lead out of the current folder and the trusted ones, as a path, a pattern or an address.
+    """Whether a text, used as a path, a pattern or an address, leads out of the current folder and the trusted folders.
 
-    It is judged without the spaces around it, with a home folder in place of `~`, and where symbolic links lead to.
+    It strips spaces, expands `~` to the home folder, and follows symbolic links.
     """
     text = os.path.expanduser(value.strip())  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     if ADDRESS.match(text) or text.startswith("~") or ".." in text.split("/"):
@@ -206,12 +205,12 @@ def leads_out(value: str, trusted: Sequence[str]) -> bool:
     try:
         places = (Path(os.path.realpath(each)) for each in (value, *list_named_folders(text), text))
         return not all(any(place.is_relative_to(folder) for folder in folders) for place in places)
-    except ValueError:  # no path has a null character
+    except ValueError:  # a path cannot contain a null character
         return True
 
 
 def list_named_folders(pattern: str) -> Iterator[str]:
-    """Yields the folders that the parts of a glob before its last one match, upper ones first, found as needed."""
+    """Yields the folders that match the leading parts of a glob, from the top down, lazily."""
     parts = pattern.split("/")
     for upper in ("/".join(parts[:count]) for count in range(1, len(parts))):
         yield from glob.iglob(upper) if glob.has_magic(upper) else ()  # noqa: PTH207

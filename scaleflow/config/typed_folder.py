@@ -1,4 +1,6 @@
-"""Lets calls in another Hydra app find relative paths where its command was typed, also with `hydra.job.chdir=true`."""
+"""Makes calls inside another Hydra app resolve relative paths in its original folder, even with
+`hydra.job.chdir=true`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ R = TypeVar("R")
 
 
 def in_typed_folder(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function of the Python API: it runs in the folder where the command of a Hydra app was typed."""
+    """Decorates a function of the Python API to run in the folder where the command of a Hydra app was typed."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
@@ -27,7 +29,7 @@ def in_typed_folder(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def use_typed_folder() -> Iterator[None]:
-    """Changes the current folder during the block, if Hydra has changed it to the folder of the current job."""
+    """Changes the current folder during the block, if Hydra has changed it to the job's folder."""
     folder = find_typed_folder()
     if folder is None:
         yield
@@ -41,9 +43,10 @@ def use_typed_folder() -> Iterator[None]:
 
 
 def find_typed_folder() -> Path | None:
-    """Returns the folder where the command of a Hydra app was typed; None if it is the current one, or without an app.
+    """Returns the folder where the command of a Hydra app was typed; None if it is the current folder or there is no
+    app.
 
-    Only a current folder that is the job's own is Hydra's choice. Another one was chosen by the app.
+    If the current folder is not the job's folder, the app chose it, and it stays.
     """
     module = sys.modules.get("hydra.core.hydra_config")
     if module is None or not module.HydraConfig.initialized():
@@ -51,7 +54,7 @@ def find_typed_folder() -> Path | None:
     from omegaconf import OmegaConf  # Hydra has imported it
 
     runtime = module.HydraConfig.get().runtime
-    if OmegaConf.is_missing(runtime, "output_dir"):  # Hydra's config of a sweep, which is no job
+    if OmegaConf.is_missing(runtime, "output_dir"):  # the config of a sweep, not of a job
         return None
     typed = Path(str(runtime.cwd))
     job = Path(str(runtime.output_dir))

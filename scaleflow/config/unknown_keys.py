@@ -1,4 +1,4 @@
-"""The errors for keys and options that do not exist, with what was meant."""
+"""Makes the errors for unknown keys and options, which suggest the intended word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scaleflow.interfaces.secret_masking import mask_override
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-#: Keys of the core that are null by default, and otherwise a mapping.
+#: Core keys whose value is null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
     *("model.freeze", "model.lora"),
     *("objective.loss", "objective.loss_weights", "objective.class_weight"),
@@ -28,7 +28,7 @@ EMPTY_MAPPINGS = (
 
 
 def list_empty_mappings() -> list[str]:
-    """Returns the keys that are null by default, and otherwise a mapping, those of features included."""
+    """Returns the keys whose value is null by default and otherwise a mapping, including keys of features."""
     keys = list(EMPTY_MAPPINGS)
     for group, sections in list_sections().items():
         for section in sections:
@@ -39,7 +39,7 @@ def list_empty_mappings() -> list[str]:
 
 
 def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
-    """Returns the error for a key that does not exist; suggests the most similar known key."""
+    """Returns the error for an unknown key, with the most similar known key."""
     known = list(known)
     parent, _, leaf = key.rpartition(".")
     if parent in list_empty_mappings() and parent in known:
@@ -47,7 +47,7 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}: there is no such key{suggest(key, known, '; --cfg job lists all keys')}")
 
 
-#: A word this similar to a key of the same group is taken for a misspelling of it, and not for a word of another tool.
+#: At this similarity to a key of the same group, a word is a misspelling of it rather than a word of another tool.
 MIN_MISSPELLED_RATIO = 0.8
 
 
@@ -66,14 +66,13 @@ def unknown_word_error(
     loader: Any,
     accepts: Callable[[str], bool],
 ) -> ConfigError:
-    """Returns the error for an override of a key that does not exist, with what to type.
+    """Returns the error for an override of an unknown key. It says what to type.
 
     Args:
-        override: the override.
         known: the keys of the config.
         groups: the config groups.
-        loader: Hydra's loader of configs.
-        accepts: whether a run accepts the words that are suggested.
+        loader: Hydra's config loader.
+        accepts: whether a run accepts suggested words.
     """
     key = override.key_or_group
     value = mask_override(override.input_line or "").partition("=")[2]
@@ -93,7 +92,9 @@ def unknown_word_error(
 
 
 def find_absent(key: str) -> str:
-    """Returns what there is in place of a key of other tools; "" if the key is not in the table."""
+    """Returns the alternative to a key of other tools that scaleflow does not have; "" if the key
+    is not in the table.
+    """
     parent, _, leaf = key.rpartition(".")
     if key in ABSENT:
         return ABSENT[key]
@@ -101,7 +102,7 @@ def find_absent(key: str) -> str:
 
 
 def find_similar_known(key: str, names: Sequence[str]) -> str:
-    """Returns the most similar key or group; "" for a key of a mapping that is null by default."""
+    """Returns the most similar key or group; "" for a key in a mapping that is null by default."""
     parent = key.rpartition(".")[0]
     if parent in list_empty_mappings() and parent in names:
         return ""
@@ -109,7 +110,7 @@ def find_similar_known(key: str, names: Sequence[str]) -> str:
 
 
 def list_suggestions(key: str, value: str, names: Sequence[str]) -> list[str]:
-    """Lists the words that may be meant by `KEY=VALUE`, the most likely first."""
+    """Lists words that `KEY=VALUE` may mean, the most likely first."""
     parent, _, leaf = key.rpartition(".")
     similar = find_similar_known(key, names)
     misspelled = f"{similar}={value}" if similar else ""
@@ -117,7 +118,7 @@ def list_suggestions(key: str, value: str, names: Sequence[str]) -> list[str]:
     is_other_form = translated.count("=") > 1 or translated.startswith(("'", "-", "strategy=", "hydra."))
     if translated and not is_other_form and translated.partition("=")[0] not in names:
         translated = ""
-    if parent == "evaluation":  # its words are like those of other groups, and mean something else
+    if parent == "evaluation":  # its key names resemble other groups' keys but have another meaning
         translated = ""
     own_name = similar.rpartition(".")[2]
     is_device = simplify(leaf) in DEVICES
@@ -129,7 +130,7 @@ def list_suggestions(key: str, value: str, names: Sequence[str]) -> list[str]:
 
 
 def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
-    """Returns which options of a group have a key that the chosen ones lack; "" if none has."""
+    """Describes which options of a group have a key that the chosen ones lack; "" if no option has it."""
     from hydra.core.object_type import ObjectType
 
     group, _, leaf = key.rpartition(".")
@@ -143,7 +144,7 @@ def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
-    """Returns the error for an option that does not exist; lists the available ones."""
+    """Returns the error for an unknown option, with the available options or a suggestion."""
     is_none = option in ("null", "~", "None") and "none" in available
     meant = f"{group}=none" if is_none else translate_option(group, option) or find_own_option(group, option)
     hint = f"; type {meant}" if meant else f"{suggest(option, available)} ({', '.join(available)})"
@@ -151,7 +152,7 @@ def unknown_option_error(group: str, option: str, available: Sequence[str]) -> C
 
 
 def find_own_option(group: str, option: str) -> str:
-    """Returns what to type for an option of the user's that is in a folder here; "" if there is none."""
+    """Returns the words for an option of the user's in a folder here; "" if there is no such file."""
     base = Path()
     name = option.removesuffix(".yaml")
     if re.fullmatch(r"[\w-]+", name):
@@ -164,15 +165,15 @@ def find_own_option(group: str, option: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Returns `; did you mean X?` for the most similar known word."""
+    """Returns `; did you mean X?` with the most similar known word; otherwise the text `otherwise`."""
     similar = find_similar_key(word, known)
     return f"; did you mean {similar}?" if similar else otherwise
 
 
 def find_similar_key(word: str, known: Iterable[str]) -> str:
-    """Returns the most similar known word, first among keys with the same parent; "" if none is similar.
+    """Returns the most similar known word; "" if no word is similar. Keys with the same parent come first.
 
-    For a word without a parent, a key of that name in a group comes first.
+    For a word without a parent, a key of that name in any group comes first.
     """
     words = list(known)
     parent, dot, leaf = word.rpartition(".")

@@ -1,4 +1,4 @@
-"""Words of a command line: how they are typed, split, and quoted for Hydra and for a shell."""
+"""Handles the words of a command line: splits them, and quotes them for Hydra and the shell."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ FLAGS_WITH_VALUE = (
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the flags with their values, and the other words, which are overrides."""
+    """Splits words into flags with their values, and overrides."""
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(words)
@@ -33,9 +33,9 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow passes a parameter as one word.
+    """Splits the value of `--overrides 'a=1 b=2'` into words, because MLflow passes a parameter as one word.
 
-    Raises ConfigError if a quote in them has no end.
+    Raises ConfigError if a quote is not closed.
     """
     if "--overrides" not in words[:-1]:
         return words
@@ -53,31 +53,31 @@ def split_overrides(words: list[str]) -> list[str]:
 
 
 def quote_override(key: str, value: object) -> str:
-    """Returns `KEY=VALUE` as a word for a shell. What is special to Hydra is quoted for it."""
+    """Returns `KEY=VALUE` as a word for a shell, with the value quoted for Hydra if necessary."""
     word = make_override(key, value)
-    if "'" in word and not set(word) & set("$`!"):  # easier to read than what shlex makes of it
+    if "'" in word and not set(word) & set("$`!"):  # easier to read than the output of shlex
         return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word))
     return shlex.quote(word)
 
 
 def make_override(key: str, value: object) -> str:
-    """Returns `KEY=VALUE` for Hydra, which reads the value as this text."""
+    """Returns `KEY=VALUE` for Hydra, quoted so that Hydra reads the value as text."""
     return f"{key}={write_value(str(value))}"
 
 
 def write_value(text: str) -> str:
-    """Returns what is typed after `KEY=` for a text: the text, in quotes if that is necessary."""
+    """Returns a text as typed after `KEY=`, in quotes if necessary."""
     is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
     return text if is_plain and parse_typed_value(text) == text else quote_value(text)
 
 
 def quote_value(text: str) -> str:
-    """Returns a text in quotes, as Hydra's grammar writes it."""
+    """Returns a text in quotes, according to Hydra's grammar."""
     return str(QuotedString(text, Quote.single).with_quotes())
 
 
 def parse_typed_value(text: str) -> Any:
-    """Returns what Hydra makes of the text after `KEY=`. Raises HydraException if it cannot be read."""
+    """Returns the value that Hydra parses from the text after `KEY=`. Raises HydraException if it is invalid."""
     return OverridesParser.create().parse_override(f"key={text}").value()
 
 
@@ -86,26 +86,26 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
-#: The options of `dataset` whose default model is `model=tabular`, and a word that names one of them, maybe of several.
+#: Options of `dataset` whose default model is `model=tabular`, and a pattern of words that choose one of them.
 TABLES = ("table", "csv")
 WORD_OF_TABLE = re.compile(rf"\+?dataset=.*\b({'|'.join(TABLES)})\b")
 
-#: Keys of `model=mlp` that `model=tabular` lacks, and a function of the user's, which knows no `by_size`.
+#: Overrides that `model=tabular` does not accept: keys of `model=mlp`, and a user's function, which ignores `by_size`.
 KEYS_OF_MLP = re.compile(r"[+~]*model\.(_target_|dropout|batch_norm)\b")
 
 
 def prepare_words(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command as Hydra takes them.
+    """Converts the words of a command to the form that Hydra needs.
 
-    Raises ConfigError for `~GROUP` of a group that a run needs.
+    Raises ConfigError for `~GROUP` if a run needs the group.
     """
     return accept_keys_of_run(choose_model_of_table(replace_removed_groups(quote_nan_option(words))))
 
 
-#: Config groups of the core that a run can do without: they have an option `none`.
+#: Optional config groups of the core: they have an option `none`.
 OPTIONAL_GROUPS = ("tracking", "checkpoint", "evaluation", "profiler", "debug")
 
-#: Config groups of the core that a run needs, each with an option to suggest.
+#: Config groups of the core that every run needs, each with an option to suggest.
 NEEDED_GROUPS = {
     "strategy": "auto",
     "hardware": "auto",
@@ -120,7 +120,7 @@ NEEDED_GROUPS = {
 
 
 def list_needed_groups() -> dict[str, str]:
-    """Returns the groups that a run needs, those of features included, each with an option to suggest."""
+    """Returns the groups that every run needs, including those of features, each with an option to suggest."""
     needed = dict(NEEDED_GROUPS)
     for group, option in list_default_options().items():
         if option != "none":
@@ -129,15 +129,15 @@ def list_needed_groups() -> dict[str, str]:
 
 
 def list_optional_groups() -> list[str]:
-    """Returns the groups that a run can do without, those of features included."""
+    """Returns the optional groups, including those of features."""
     of_features = [group for group, option in list_default_options().items() if option == "none"]
     return [*OPTIONAL_GROUPS, *of_features]
 
 
 def replace_removed_groups(words: Sequence[str]) -> list[str]:
-    """Replaces `~tracking` by `tracking=none`, for each group with such an option.
+    """Replaces `~tracking` with `tracking=none`, and does the same for all optional groups.
 
-    Without its section, a group would have its defaults. Raises ConfigError if a run needs the group.
+    Without its section, a group would use its defaults. Raises ConfigError if a run needs the group.
     """
     replaced: list[str] = []
     for word in words:
@@ -150,14 +150,14 @@ def replace_removed_groups(words: Sequence[str]) -> list[str]:
 
 
 def need_group(word: str, group: str) -> str:
-    """Returns the refusal of a word that takes away a group which a run needs."""
+    """Returns the message that refuses a word because it removes a group that a run needs."""
     return (
         f"{word}: a run needs an option of {group}, such as {group}={list_needed_groups()[group]}; leave this word out"
     )
 
 
 def choose_model_of_table(words: Sequence[str]) -> list[str]:
-    """Adds `model=mlp` to the words of a table's run that name no model, but keys that the default model lacks."""
+    """Adds `model=mlp` if a table's run names no model but uses keys that the default model lacks."""
     is_table = any(WORD_OF_TABLE.match(word) for word in words)
     is_chosen = any(re.match(r"\+?(model|experiment|resume)=", word) for word in words)
     if not is_table or is_chosen or not any(KEYS_OF_MLP.match(word) for word in words):
@@ -168,7 +168,7 @@ def choose_model_of_table(words: Sequence[str]) -> list[str]:
 def accept_keys_of_run(words: Sequence[str]) -> list[str]:
     """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
 
-    A key that the run does not have either is rejected when the run's config is read.
+    If the run also lacks the key, it is rejected when the run's config is read.
     """
     if not any(word.lstrip("+").startswith("resume=") for word in words):
         return list(words)
