@@ -1,1 +1,1 @@
-"""What is made of a model's predictions: the record of them, and figures with their intervals. No TensorFlow."""
+"""Records a model's predictions, and computes figures from them with their intervals. No TensorFlow."""

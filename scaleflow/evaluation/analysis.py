@@ -1,4 +1,4 @@
-"""What the kept predictions of a split show: figures of all outputs, with those of the user's metrics."""
+"""Analyses the kept predictions of a split: the figures of all outputs, including the user's own metrics."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from scaleflow.interfaces.formatting import to_json
 #: The file with all figures.
 METRICS = "metrics.json"
 
-#: Figures whose names end so are metrics of the run, too.
+#: Figures with these suffixes are also metrics of the run.
 RUN_METRICS = ("_at_threshold", "coverage", "set_size", "pinball")
 
-#: Figures that are metrics of the run, too, if one of two classes is rare.
+#: Figures that are also metrics of the run if one of two classes is rare.
 RARE_CLASS_METRICS = ("roc_auc", "average_precision")
 
-#: The facts of an output that the file has.
+#: The facts of an output that are written to the file.
 WRITTEN_FACTS = ("quantiles", "confused", "thresholds")
 
-#: The figures that functions of scikit-learn compute, too.
+#: scikit-learn functions that compute the same as a figure.
 SAME_FIGURES = {
     "accuracy_score": "accuracy",
     "balanced_accuracy_score": "balanced_accuracy",
@@ -45,19 +45,20 @@ SAME_FIGURES = {
 
 @dataclass(frozen=True)
 class Analysis:
-    """What kept predictions show."""
+    """The figures of a split's kept predictions."""
 
     outputs: Sequence[OutputAnalysis]
-    figures: Mapping[str, Figure]  # of all examples, by name: `accuracy`, or `price/mae` with several outputs
-    own: Sequence[str]  # the names of those figures that are metrics of the run, and that training has not
-    missing: Mapping[str, str]  # why metrics of the user's are missing, by their names
+    #: the figures of all examples, by name: `accuracy`, or `price/mae` with several outputs
+    figures: Mapping[str, Figure]
+    own: Sequence[str]  # the names of figures that become metrics of the run and that training does not have
+    missing: Mapping[str, str]  # why some of the user's metrics are missing, by name
 
 
 def analyse_predictions(predictions: Predictions, options: EvaluationOptions, metrics: Metrics) -> Analysis:
-    """Computes what kept predictions show.
+    """Computes all figures of kept predictions.
 
     Args:
-        metrics: those of `evaluation.metrics`, by their names.
+        metrics: the functions of `evaluation.metrics`, by name.
     """
     outputs: list[OutputAnalysis] = []
     own: list[str] = []
@@ -79,7 +80,7 @@ def analyse_predictions(predictions: Predictions, options: EvaluationOptions, me
 
 
 def add_figures(output: OutputAnalysis, measured: Mapping[str, Figure], metrics: Metrics) -> dict[str, str]:
-    """Adds figures of the user's metrics to those of an output; returns why some are not added, by their names."""
+    """Adds the figures of the user's metrics to an output. Returns the reason for each that is not added, by name."""
     faults: dict[str, str] = {}
     added: dict[str, Figure] = {}
     for name, figure in measured.items():
@@ -92,7 +93,7 @@ def add_figures(output: OutputAnalysis, measured: Mapping[str, Figure], metrics:
 
 
 def find_same(metric: Callable[..., Any], found: Figure, output: OutputAnalysis) -> Figure | None:
-    """Returns the figure of an output that a metric of scikit-learn computes again, so that it has one interval."""
+    """Returns the output's own figure if a scikit-learn metric computes it again, so that it has only one interval."""
     function = getattr(metric, "func", metric)
     if not str(getattr(function, "__module__", "")).startswith("sklearn."):
         return None

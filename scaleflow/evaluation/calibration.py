@@ -1,6 +1,6 @@
-"""What validation rows decide about the answers of a model: calibration, a threshold, sets of classes, intervals.
+"""Learns from validation rows how a model should answer: calibration, a threshold, sets of classes, intervals.
 
-All are weighted by the weights of the rows. No TensorFlow.
+All results take the weights of the rows into account. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: The parts of a cross-validation, and what draws them.
+#: The number of parts of a cross-validation, and the seed that draws them.
 PARTS = 5
 SEED = 0xCA11
 
-#: The least and the greatest factor of logits.
+#: The range of the factor of logits.
 FACTORS = 0.01, 100.0
 
-#: What sums of weights are off by.
+#: The tolerance for rounding errors in sums of weights.
 ROUNDING = 1e-9
 
-#: The fewest rows of each class by which a calibration or a threshold can be chosen.
+#: The minimum number of rows per class to choose a calibration or a threshold.
 FEWEST = 10
 
 
 def fit_calibration(target: Array, logits: Array, weights: Array) -> tuple[float, float] | None:
-    """Returns the factor and the shift of logits that make probabilities right; None if that does not help.
+    """Returns the factor and the shift of logits that calibrate the probabilities; None if calibration does not help.
 
-    Two classes get both (Platt 1999), several a factor only, a temperature (Guo et al. 2017). What helps is decided by
-    cross-validation: the log loss of each part with what the others fit, against that of the logits as they are.
+    Two classes get both (Platt 1999). More classes get only a factor, a temperature (Guo et al. 2017). Cross-validation
+    decides whether it helps: it compares the log loss of each part, calibrated on the other parts, to the uncalibrated
+    loss.
 
     Args:
         target: classes, [n] int64.
-        logits: [n] of two classes, or [n, classes].
+        logits: [n] for two classes, or [n, classes].
         weights: [n], at least 0.
     """
     parts = np.random.default_rng([SEED, len(target)]).permutation(len(target)) % PARTS
@@ -55,7 +56,7 @@ def fit_calibration(target: Array, logits: Array, weights: Array) -> tuple[float
 
 
 def minimise_loss(target: Array, logits: Array, weights: Array) -> tuple[float, float]:
-    """Returns the factor, above 0, and the shift of logits with the least log loss."""
+    """Returns the factor, above 0, and the shift of logits that minimise the log loss."""
     from scipy.optimize import minimize
 
     has_shift = logits.ndim == 1
@@ -82,10 +83,10 @@ def compute_losses(target: Array, logits: Array) -> Array:
 def choose_threshold(
     target: Array, chance: Array, weights: Array, goal: Literal["auto"] | ThresholdGoal
 ) -> tuple[float | None, str]:
-    """Returns the least probability of the second class at which it is predicted, and what it reaches, in words.
+    """Returns the minimum probability at which the second class is predicted, and a description of its result.
 
-    `auto`: the highest F1. A threshold lies between two probabilities that occur, or above all of them, if it costs
-    least never to predict the class. None: no threshold reaches the goal.
+    `auto` maximises F1. A threshold lies halfway between two probabilities that occur. It lies above all of them if
+    predicting the class never is cheapest. None: no threshold reaches the goal.
 
     Args:
         target: 0 or 1, [n].
@@ -93,7 +94,7 @@ def choose_threshold(
         weights: [n], at least 0.
     """
     scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights)
-    if scores[0] < 1:  # a threshold that no row reaches
+    if scores[0] < 1:  # adds a threshold that no row reaches
         scores, found, alarms = (np.append(first, each) for first, each in ((1, scores), (0, found), (0, alarms)))
     precision = divide_or(found, found + alarms)
     recall = divide_or(found, found[-1:])
@@ -107,7 +108,8 @@ def choose_threshold(
         places = np.flatnonzero(reached >= float(least or 0.0) - ROUNDING)
         if not len(places):
             return None, f"the highest precision is {precision.max():.3g}"
-        # Of those with enough recall the first makes the fewest alarms; with enough precision the last finds the most.
+        # With enough recall, the first threshold gives the fewest false alarms. With enough precision, the last finds
+        # the most.
         at = int(places[0] if goal.recall is not None else places[-1])
     below = scores[at + 1] if at + 1 < len(scores) else 0.0
     between = float(np.float32((scores[at] + below) / 2))
@@ -116,10 +118,11 @@ def choose_threshold(
 
 
 def find_margins(errors: Array, level: float, weights: Array) -> Array:
-    """Returns how far from predictions to reach so that new targets are inside with a probability, [k] float64.
+    """Returns the distances from predictions within which new targets lie with probability `level`, [k] float64.
 
-    Split conformal prediction (Vovk et al. 2005; Lei et al. 2018): of n rows, the error number ceil((n + 1) x level).
-    It holds for new rows that are like the validation rows, whatever the model is. Rows with weights count as fewer.
+    This is split conformal prediction (Vovk et al. 2005; Lei et al. 2018): among n rows it takes the absolute error
+    number ceil((n + 1) x level). It holds for new rows that are distributed like the validation rows, for any model.
+    Unequal weights reduce the effective number of rows.
 
     Args:
         errors: predictions minus targets, [n, k].
@@ -128,25 +131,29 @@ def find_margins(errors: Array, level: float, weights: Array) -> Array:
 
 
 def find_set_threshold(of_target: Array, level: float, weights: Array) -> float:
-    """Returns the least probability of classes so that new targets are among them with a probability.
+    """Returns the minimum probability of classes in a set, so that the set contains a new target with probability
+    `level`.
 
-    Split conformal prediction with 1 - the probability of the true class as score (Sadinle et al. 2019): no other sets
-    of this coverage are smaller on average, and each class is a comparison, the same one wherever the model answers.
+    This is split conformal prediction whose score is 1 - the probability of the true class (Sadinle et al. 2019). No
+    other sets of this coverage are smaller on average. A class is in the set if a comparison with one threshold holds,
+    which is the same wherever the model answers.
 
     Args:
         of_target: the probabilities of the true classes, [n].
     """
     found = -find_bound(-of_target.astype(np.float64), level, weights)
-    return float(np.float32(found * (1 - 1e-5)))  # where rounding elsewhere does not matter
+    return float(np.float32(found * (1 - 1e-5)))  # slightly lower, so that rounding elsewhere does not matter
 
 
 def find_bound(scores: Array, level: float, weights: Array) -> float:
-    """Returns what new scores stay at or below with a probability: of n scores [n] number ceil((n + 1) x level)."""
+    """Returns the bound that new scores do not exceed with probability `level`: of n scores [n] number ceil((n + 1) x
+    level).
+    """
     count = count_effective(weights)
     share = min(1.0, level * (count + 1) / count)
     return float(weighted_quantiles(scores, [share - ROUNDING], weights)[0])
 
 
 def count_needed(level: float) -> int:
-    """Returns the fewest rows by which an interval of a level can be found: with fewer it would have no end."""
+    """Returns the minimum number of rows for an interval of a level; with fewer rows it would be unbounded."""
     return math.ceil(level / (1 - level) - 1e-9)

@@ -1,4 +1,4 @@
-"""Collects what a model returns for the examples of a split, batch by batch. It imports no pyarrow."""
+"""Collects a model's outputs for the examples of a split, batch by batch. Does not import pyarrow."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,34 +9,34 @@ import numpy as np
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.serving.prediction_columns import MAX_PROBABILITIES
 
-#: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
+#: Maximum number of kept examples and memory of their values. Above it, a fixed sample is kept.
 MAX_EXAMPLES = 1_000_000
 MAX_BYTES = 192 << 20
 
-#: The columns of the place of an example in its split, and of its weight.
+#: The columns with the place of an example in its split, and with its weight.
 EXAMPLE = "example"
 WEIGHT = "weight"
 
-#: The most labels, or values, that have columns of their own.
+#: Maximum number of labels, or values, that get their own columns.
 MAX_VALUES = 64
 
 ROWS_AT_ONCE = 65_536
 
-#: Begins the names of sums over examples by position.
+#: The prefix of sums over examples by position.
 POSITIONS = "positions"
 
-#: Draws the sample.
+#: The seed that draws the sample.
 SAMPLE_SEED = 0x5A3B1E
 
 Array = np.ndarray[Any, Any]
 
-#: What is kept of an output. `class`: the probabilities of one class for each example; `best`: of many classes, the
-#: most likely one; `labels`, `values`: all of them; `positions`: sums over the positions of each example.
+#: How an output is kept. `class`: the probabilities of all classes; `best`: only the most likely class,
+#: for many classes; `labels`, `values`: all labels or values; `positions`: sums over the positions of each example.
 Form = Literal["class", "best", "labels", "values", "positions"]
 
 
 def choose_form(described: Outputs) -> Form:
-    """Returns what is kept of an output."""
+    """Returns how an output is kept."""
     if described.is_one_class or described.shape == ():
         if described.kind == "regression":
             return "values"
@@ -58,7 +58,7 @@ class PredictionCollector:
         self.positions: dict[str, dict[str, Array]] = {}
 
     def clear(self) -> None:
-        """Forgets what was collected: another evaluation begins."""
+        """Discards the collected values before another evaluation."""
         self._parts = []
         self.positions = {}
 
@@ -66,9 +66,9 @@ class PredictionCollector:
         """Adds examples.
 
         Args:
-            places: of the examples in the split, [b] int64.
-            values: what is kept of them, [b, ...] by name: `OUTPUT/NAME`, as `make_kept_columns` takes it, or `weight`.
-                `OUTPUT/losses` and `OUTPUT/counted` [b, positions] are summed over all examples.
+            places: the places of the examples in the split, [b] int64.
+            values: the values to keep, [b, ...] by name: `OUTPUT/NAME` in the form that `make_kept_columns` takes, or
+                `weight`. `OUTPUT/losses` and `OUTPUT/counted` [b, positions] are summed over all examples.
         """
         kept = dict(values)
         for name in self._outputs:
@@ -88,7 +88,7 @@ class PredictionCollector:
         self.positions[name] = {key: values + before.get(key, 0.0) for key, values in sums.items()}
 
     def to_bytes(self) -> bytes:
-        """Returns what was collected, for `merge` in another process; empty if that is nothing."""
+        """Serializes the collected values for `merge` in another process; empty if there are no values."""
         content = io.BytesIO()
         sums = {f"{POSITIONS}/{name}/{key}": v for name, each in self.positions.items() for key, v in each.items()}
         if self._parts:
@@ -97,7 +97,7 @@ class PredictionCollector:
         return content.getvalue()
 
     def merge(self, content: bytes) -> None:
-        """Adds what was collected in another process."""
+        """Adds the values that another process collected."""
         if not content:
             return
         with np.load(io.BytesIO(content)) as arrays:
@@ -108,7 +108,7 @@ class PredictionCollector:
         self._parts.append(part)
 
     def take_rows(self) -> Iterator[dict[str, Array]]:
-        """Yields what was collected, in the order of the split, `ROWS_AT_ONCE` examples at a time, and forgets it."""
+        """Yields the collected values in the order of the split, `ROWS_AT_ONCE` examples each, and discards them."""
         arrays = concatenate_parts(self._parts)
         self._parts = []
         order = np.argsort(arrays[EXAMPLE], kind="stable")
@@ -118,7 +118,7 @@ class PredictionCollector:
 
 
 def draw_sample(examples: int, most: int) -> Array | None:
-    """Returns which of the examples are kept, always the same: [examples] bool; None if all are."""
+    """Returns which examples are kept, [examples] bool, always the same; None if all are kept."""
     if examples <= most:
         return None
     is_kept = np.zeros(examples, bool)

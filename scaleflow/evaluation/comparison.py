@@ -1,4 +1,4 @@
-"""Compares kept predictions of several models on the same examples."""
+"""Compares the kept predictions of several models on the same examples."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ScoreComparison:
-    """How good a model is next to another one, on the examples that both have.
+    """The comparison of a model to another one, on the examples that both have.
 
     Attributes:
-        metric: the mean of the examples' scores, such as `accuracy` or `price/mae`.
-        is_error: whether a smaller one is better.
-        value: of the model, with its interval.
-        other: the value of the other model.
+        metric: the name of the mean of the examples' scores, such as `accuracy` or `price/mae`.
+        is_error: whether smaller values are better.
+        value: the model's value, with its interval.
+        other: the other model's value.
         gain: how much better the model is, with its paired interval; negative if it is worse.
-        better, worse: the examples that it predicts better, or worse, than the other one.
-        differ: the examples, or what the intervals are `over`, on which one model is better.
-        over: the units that the intervals are of, such as `12 groups of customer`; empty if each example is one.
-        left_out: the examples of the split that are not compared, because the other model was trained on them.
-        on: the file with the examples; empty for a split of the model. Then neither model was trained on them.
+        better, worse: the number of examples that the model predicts better, or worse, than the other one.
+        differ: the number of examples, or of the units in `over`, on which one model is better.
+        over: the units of the intervals, such as `12 groups of customer`; empty if each example is its own unit.
+        left_out: the number of examples that are not compared, because the other model was trained on them.
+        on: the file with the examples; empty for a split of the model. Neither model was trained on the file.
     """
 
     metric: str
@@ -52,28 +52,28 @@ class ScoreComparison:
 
     @property
     def difference(self) -> Figure:
-        """What the metric is above that of the other model, with its paired interval."""
+        """The model's metric minus the other model's, with its paired interval."""
         if not self.is_error:
             return self.gain
         return Figure(0.0 - self.gain.value, 0.0 - self.gain.high, 0.0 - self.gain.low)
 
     @property
     def is_noise(self) -> bool:
-        """Whether the difference may be chance: its interval contains 0, or there is none."""
+        """Whether the difference may be chance: its interval contains 0, or there is no interval."""
         return not (self.gain.low > 0 or self.gain.high < 0)
 
 
 @dataclass(frozen=True)
 class PairedScores:
-    """How good the predictions of two models are for the examples that both have.
+    """The scores of two models' predictions on the examples that both have.
 
     Attributes:
-        metric: what the mean of the scores is, such as `accuracy` or `price/mae`.
+        metric: the name of the scores' mean, such as `accuracy` or `price/mae`.
         is_error: whether smaller scores are better.
-        examples: their places in the split, [n].
-        scores, others: of the model and of the other one, [n].
-        weights: of the examples, [n]; None: 1 each.
-        units: which examples are drawn again together; None: each by itself.
+        examples: the places of the examples in the split, [n].
+        scores, others: the scores of the model and of the other model, [n].
+        weights: the weights of the examples, [n]; None: 1 each.
+        units: which examples are resampled together; None: each by itself.
     """
 
     metric: str
@@ -86,22 +86,22 @@ class PairedScores:
 
     @property
     def gains(self) -> Array:
-        """How much better the model is than the other one, [n]; negative where it is worse."""
+        """How much better the model is than the other one, [n]; negative if it is worse."""
         return (self.others - self.scores) if self.is_error else (self.scores - self.others)
 
     def select(self, is_used: Array) -> PairedScores:
-        """Returns the scores of some of the examples, [n] bool."""
+        """Returns the scores of the chosen examples, [n] bool."""
         arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         chosen = {name: each[is_used] for name, each in arrays.items()}
         return replace(self, **chosen, units=self.units and self.units.take(is_used))
 
     def count_differing(self) -> int:
-        """Returns on how many examples, or units of them, one model is better than the other one."""
+        """Returns the number of examples, or units of examples, on which one model is better than the other."""
         sums = self.gains if self.units is None else np.bincount(self.units.numbers, self.gains)
         return int(np.count_nonzero(sums))
 
     def compare(self, confidence: float = CONFIDENCE) -> ScoreComparison:
-        """Compares the means of the scores of two or more examples."""
+        """Compares the mean scores. Needs at least two examples."""
         intervals = Intervals(len(self.scores), self.weights, self.units, confidence)
         gains = self.gains
         return ScoreComparison(
@@ -119,7 +119,7 @@ class PairedScores:
 
 
 def count_not_finite(predictions: Predictions) -> int:
-    """Returns for how many examples an output of the model is not finite; with several outputs the largest number."""
+    """Returns the number of examples with an output that is not finite; with several outputs, the largest number."""
     outputs = name_leaves(predictions.outputs).items()
     analyses = [analyse_output(predictions, name, described) for name, described in outputs]
     return max(int(each.facts.get("not_finite", 0)) for each in analyses)
@@ -128,8 +128,8 @@ def count_not_finite(predictions: Predictions) -> int:
 def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores]:
     """Yields the scores of each output of two models, for the examples that both have predictions for.
 
-    Classes are compared by their names with the targets of the first: the other model may not know all of them.
-    Raises ConfigError if the models have other outputs.
+    Classes are compared by name with the first model's targets, since the other model may not have all of them. Raises
+    ConfigError if the models have different outputs.
     """
     outputs = name_leaves(model.outputs)
     known = name_leaves(other.outputs)
@@ -159,9 +159,9 @@ def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores
 
 
 def compare_predictions(model: Predictions, other: Predictions) -> list[ScoreComparison]:
-    """Compares each output of a model with that of another one.
+    """Compares each output of a model with the same output of another model.
 
-    Raises ConfigError if they are not of the same examples, or the models have other outputs.
+    Raises ConfigError if the predictions are of different examples, or the models have different outputs.
     """
     if (model.split, model.digest) != (other.split, other.digest) or not model.digest:
         raise ConfigError(f"the predictions are of different examples: {describe_of(model)} and {describe_of(other)}")
@@ -173,7 +173,7 @@ def describe_of(predictions: Predictions) -> str:
 
 
 def list_differences(named: Sequence[tuple[str, Predictions]]) -> list[dict[str, object]]:
-    """Returns rows that compare models with the first one: it has no difference. A reason stands for what fails."""
+    """Returns rows that compare each model with the first one. A model that cannot be compared gets the reason."""
     rows: list[dict[str, object]] = []
     for label, predictions in named:
         try:

@@ -1,7 +1,8 @@
-"""Figures of each kind of output: classes and labels, values, many positions for each example.
+"""Computes the figures of each kind of output: classes and labels, values, many positions per example.
 
-All are weighted by the examples' weights. scikit-learn defines them: `precision_recall_fscore_support`,
-`roc_auc_score`, `average_precision_score`, `log_loss`, `mean_absolute_error`, `r2_score`, `jaccard_score` and so on.
+All figures take the examples' weights into account. They are defined as in scikit-learn:
+`precision_recall_fscore_support`, `roc_auc_score`, `average_precision_score`, `log_loss`, `mean_absolute_error`,
+`r2_score`, `jaccard_score` and so on.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.figure import Figure
 from scaleflow.interfaces.quantiles import weighted_quantiles
 
-#: Bins of equal width of the confidence, for the reliability diagram and the calibration error (Guo et al. 2017).
+#: Number of equally wide bins of the confidence, for the reliability diagram and the calibration error (Guo et al.
+#: 2017).
 BINS = 10
 
-#: The powers of probabilities that a calibration tries, its rounds for each, the examples that it uses, and the least
-#: probability that it sees.
+#: The powers of probabilities that a calibration tries, the rounds for each, the maximum number of examples it uses,
+#: and the minimum probability.
 POWERS = np.geomspace(0.1, 2, 8)
 FITTING_ROUNDS = 12
 MAX_FITTED = 10_000
 LEAST_CHANCE = 1e-9
 
-#: Labels are doubted only by a model with at most this share of a constant's errors, that is sure at this share of its
-#: own, and whose mean confidence is above its accuracy by at most this.
+#: Labels are doubted only if the model makes at most this share of a constant's errors, is sure about at least this
+#: share of its own errors, and its mean confidence exceeds its accuracy by at most this.
 ERRORS_LEFT = 0.5
 SURE_SHARE = 2 / 3
 MAX_TOO_SURE = 0.05
 
-#: The log loss, summed over examples, that a model has to save beyond what the calibration may save by chance.
+#: A model must save more log loss than this, summed over examples, because the calibration may save some by chance.
 LEAST_SAVED = 4.0
 
 Array = np.ndarray[Any, Any]
@@ -52,17 +54,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Classes:
-    """The predictions of one output with a class for each example, without those whose target is missing.
+    """The predictions of an output with one class per example, without examples whose target is missing.
 
-    An example whose output is not finite has a wrong answer: the probability of its class is 0, and that of the others
-    is the same. Its prediction is the first of the others, and its confidence is 0.
+    If an output is not finite, the answer counts as wrong: the true class has probability 0, and the other classes have
+    equal probabilities. The prediction is the first of the others, with confidence 0.
 
     Attributes:
-        rows: of the table of predictions, [n].
+        rows: the rows of the table of predictions, [n].
         target, predicted: classes, [n] int64.
         confidence, of_target: the probabilities of the predicted and of the true class, [n] float64.
-        rank: of the true class among all, from 1, [n].
-        chances: [n, classes] float32; None if there are too many classes to keep them.
+        rank: the rank of the true class among all, from 1, [n].
+        chances: the probabilities, [n, classes] float32; None if there are too many classes to keep them.
         is_answered: whether the output is finite, [n].
     """
 
@@ -81,13 +83,13 @@ class Classes:
         return np.asarray(self.target == self.predicted)
 
     def select(self, is_used: Array) -> Classes:
-        """Returns some of the examples, [n] bool."""
+        """Returns the chosen examples, [n] bool."""
         arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         return replace(self, **{name: each[is_used] for name, each in arrays.items()})
 
 
 def read_classes(predictions: Predictions, output: str, described: Outputs) -> Classes:
-    """Reads the predictions of an output with a class for each example."""
+    """Reads the predictions of an output with one class per example."""
     count = 2 if described.kind == "binary" else described.shape[-1]
     names = described.names or tuple(map(str, range(count)))
     column = predictions.column
@@ -126,7 +128,7 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
 
 
 def number_classes(values: Array, names: Sequence[str] | None) -> Array:
-    """Returns the classes of a column, [n] int64; -1 for a missing one."""
+    """Converts a column to class numbers, [n] int64; -1 for a missing class."""
     if names is None:
         return np.where(np.isnan(values), -1, values).astype(np.int64) if values.dtype.kind == "f" else values
     places = {name: n for n, name in enumerate(names)}
@@ -140,7 +142,7 @@ def count_confusion(data: Classes, weights: Array) -> Array:
 
 
 def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
-    """Returns the figures of all examples, and a row for each class: its figures and its counts."""
+    """Returns the figures of all examples, and a row per class with its figures and counts."""
     rates = rate_classes(data, intervals)
     figures = {
         **measure_decisions(data, intervals, rates),
@@ -158,7 +160,7 @@ def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figu
 def measure_decisions(
     data: Classes, intervals: Intervals, rates: Mapping[str, Rates] | None = None
 ) -> dict[str, Figure]:
-    """Returns the figures that depend on the predicted classes alone; `rates` are those of `rate_classes`."""
+    """Returns the figures that depend only on the predicted classes. `rates` is the result of `rate_classes`."""
     rates = rates or rate_classes(data, intervals)
     return {
         "accuracy": intervals.mean(data.is_correct),
@@ -171,7 +173,7 @@ def rate_classes(data: Classes, intervals: Intervals) -> dict[str, Rates]:
     """Returns precision, recall and F1 of each class."""
     count = len(data.names)
     wrong = np.flatnonzero(~data.is_correct)
-    entries = np.concatenate([np.arange(len(data.target)), wrong])  # a mistake is one of two classes
+    entries = np.concatenate([np.arange(len(data.target)), wrong])  # a mistake belongs to two classes
     classes = np.concatenate([data.target, data.predicted[wrong]])
     is_hit = np.concatenate([data.is_correct, np.zeros(len(wrong), bool)])
     overlap = intervals.rate_groups(classes, count, is_hit, rows=entries)
@@ -183,16 +185,16 @@ def rate_classes(data: Classes, intervals: Intervals) -> dict[str, Rates]:
 
 
 def to_f1(overlap: Array) -> Array:
-    """Returns F1 for an intersection over union, which is a share of examples."""
+    """Converts intersection over union, as a share of examples, to F1."""
     return np.asarray(2 * overlap / (1 + overlap))
 
 
-#: The least probability whose logarithm is taken, as in scikit-learn.
+#: Smaller probabilities are clipped before the logarithm, as in scikit-learn.
 EPSILON = float(np.finfo(np.float64).eps)
 
 
 def divide_or(values: Array, by: Array, otherwise: float = 0.0) -> Array:
-    """Returns quotients, or another value where the divisor is not above 0."""
+    """Returns quotients, with another value if the divisor is not above 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(by > 0, values / by, otherwise))
 
@@ -200,7 +202,7 @@ def divide_or(values: Array, by: Array, otherwise: float = 0.0) -> Array:
 def make_class_rows(
     names: Sequence[str], support: Array, predicted: Array, rates: Mapping[str, Rates]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each class, from the weights of its examples and of its predictions, both [classes]."""
+    """Returns a row per class, from the weights of its examples and of its predictions, both [classes]."""
     figures = {name: each.figures() for name, each in rates.items()}
     rows = []
     for n, name in enumerate(names):
@@ -214,12 +216,12 @@ def make_class_rows(
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well scores tell one class from the others.
+    """How well scores separate one class from the others.
 
     Attributes:
         auc: the area under the ROC curve.
         average_precision: the area under the precision-recall curve, by steps.
-        false_rate, true_rate, precision: at each threshold, from the highest on, [thresholds].
+        false_rate, true_rate, precision: the rates at each threshold, [thresholds].
         thresholds: the distinct scores, descending.
     """
 
@@ -234,7 +236,7 @@ class Ranking:
 def rank_all_classes(
     data: Classes, chances: Array, intervals: Intervals, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Figure]:
-    """Adds the areas of each class to its row, and returns their means; of two classes those of the second."""
+    """Adds the areas of each class to its row. For two classes, returns the second class's areas instead."""
     if len(data.names) == 2:
         ranking = rank_scores(chances[:, 1], data.target == 1, intervals)
         return {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
@@ -247,14 +249,14 @@ def rank_all_classes(
 def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Ranking:
     """Returns how well scores [n] rank the positives [n] bool before the others.
 
-    The influence of a row on the area under the ROC curve is its placement (DeLong et al. 1988). On the average
-    precision it is what the row adds to the precision at its own score, and at all lower ones.
+    The influence of a row on the area under the ROC curve is its placement (DeLong et al. 1988). Its influence on the
+    average precision is its effect on the precision at its own score and at all lower scores.
     """
     thresholds, true, false = accumulate(scores, is_positive, intervals.weights)
     true_steps, false_steps = (np.diff(each, prepend=0.0) for each in (true, false))
     positives, others = (float(each[-1]) if len(each) else 0.0 for each in (true, false))
     precision = divide_or(true, true + false)
-    step = np.searchsorted(-thresholds, -scores)  # the threshold of each row
+    step = np.searchsorted(-thresholds, -scores)  # the index of each row's threshold
     auc = average = Figure(math.nan)
     counts = [count_effective(intervals.sum_units(intervals.weights * each)) for each in (is_positive, ~is_positive)]
     if positives:
@@ -284,7 +286,7 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
 
 
 def accumulate(scores: Array, is_positive: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Returns distinct scores, descending, and the weights of positives and of others with at least each."""
+    """Returns the distinct scores, descending, and the weights of positives and of others at or above each score."""
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
     is_hit = is_positive[order]
@@ -296,11 +298,11 @@ def accumulate(scores: Array, is_positive: Array, weights: Array) -> tuple[Array
 def name_thresholds(
     ranking: Ranking, positives: float, others: float, costs: tuple[float, float], chosen: float | None = None
 ) -> list[dict[str, Any]]:
-    """Returns a row for each threshold of the probability of the positive class that may be of use: the usual one, the
-    one that was chosen, the one with the highest F1, and the one whose errors cost least.
+    """Returns a row for each useful threshold of the positive class's probability.
 
-    `costs` are those of a miss and of a false alarm; the cost of a row is a mean over all examples. With the last row,
-    1 may stand for "never".
+    These are the usual threshold, the chosen one, the one with the highest F1, and the one with the lowest cost.
+    `costs` are the costs of a miss and of a false alarm; a row has the mean cost over all examples. In the last row,
+    probability 1 may mean "never predict the class".
     """
     found = np.append(ranking.true_rate * positives, 0.0)
     alarms = np.append(ranking.false_rate * others, 0.0)
@@ -308,8 +310,9 @@ def name_thresholds(
     mean_costs = (alarms * alarm_cost + (positives - found) * miss_cost) / (positives + others)
     f1 = divide_or(2 * found, found + alarms + positives)
     fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
-    least = {name: np.float32(each) for name, each in fixed.items()}  # as `choose_classes` compares
-    least["usual"] = np.nextafter(least["usual"], np.float32(1))  # the class is predicted if it is the likelier one
+    least = {name: np.float32(each) for name, each in fixed.items()}  # compares as `choose_classes` does
+    #: at 0.5 the class is predicted only if it is more likely
+    least["usual"] = np.nextafter(least["usual"], np.float32(1))
     places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in least.items()}
     cost = f"least cost (a miss costs {miss_cost:g}, a false alarm {alarm_cost:g})"
     rows = []
@@ -337,7 +340,7 @@ def bin_confidence(confidence: Array) -> Array:
 
 
 def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Returns the weights, the sums of the confidence, and those of the correct predictions of each bin."""
+    """Returns the weight, the sum of confidences and the sum of correct predictions of each bin."""
     bins = bin_confidence(confidence)
     total, sure, right = (
         np.bincount(bins, weights * each, BINS) for each in (np.ones(len(bins)), confidence, is_correct)
@@ -346,14 +349,15 @@ def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Arra
 
 
 def measure_calibration(confidence: Array, is_correct: Array, intervals: Intervals) -> Figure:
-    """Returns the expected calibration error: the mean distance of confidence and accuracy over the bins."""
+    """Returns the expected calibration error: the mean distance between confidence and accuracy over the bins."""
     return bound_calibration_error(intervals, bin_confidence(confidence), BINS, confidence - is_correct)
 
 
 def find_chance_error(confidence: Array, weights: Array, units: Array | None = None, count: int = 200) -> float:
-    """Returns the calibration error that 95 % of models with this confidence stay below if they are well calibrated.
+    """Returns the calibration error below which 95 % of well calibrated models with this confidence stay.
 
-    It is drawn (Broecker and Smith 2007): few examples, or units that are right or wrong as a whole, make an error.
+    It is simulated (Broecker and Smith 2007): with few examples, or with units that are right or wrong as a whole, even
+    a well calibrated model has an error.
     """
     random = np.random.default_rng([len(confidence), count])
     bins = bin_confidence(confidence)
@@ -366,10 +370,10 @@ def find_chance_error(confidence: Array, weights: Array, units: Array | None = N
 
 
 def calibrate(data: Classes, weights: Array) -> Classes:
-    """Returns predictions whose probabilities are right on average, fitted on their own labels with weights [n].
+    """Returns predictions whose probabilities are right on average, fitted to their own labels with weights [n].
 
-    Weights of classes move probabilities, and so does a model that is too sure. A temperature and a factor for each
-    class undo that: the mean probability of each class becomes its share of the labels.
+    Class weights shift probabilities, and so does an overconfident model. A temperature and a factor per class undo
+    that: the mean probability of each class becomes its share of the labels.
     """
     if data.chances is None or not len(data.rows):
         return data
@@ -399,7 +403,7 @@ def calibrate(data: Classes, weights: Array) -> Classes:
 
 
 def find_gain(calibrated: Classes, weights: Array) -> float:
-    """Returns the share of a constant's log loss that the model saves; 0 if that may be chance."""
+    """Returns the share of a constant's log loss that the model saves; 0 if the saving may be chance."""
     if not weights.any():
         return 0.0
     shares = np.bincount(calibrated.target, weights) / weights.sum()
@@ -409,11 +413,12 @@ def find_gain(calibrated: Classes, weights: Array) -> float:
 
 
 def find_label_errors(calibrated: Classes) -> Array:
-    """Returns the examples whose label is probably wrong, the most likely first: places in [n].
+    """Returns the examples whose label is probably wrong, the most likely first, as places in [n].
 
-    Confident learning (Northcutt et al. 2021): the model predicts another class with at least the mean probability that
-    it gives this class where it is the label. There are none if the model does not know better than the labels: it has
-    to make at most half of the errors of a constant, it has to be sure at most of them, and not more often than right.
+    This is confident learning (Northcutt et al. 2021): the model predicts another class, with at least the mean
+    probability that it gives this class where the class is the label. The result is empty if the model does not know
+    better than the labels. It must make at most half of a constant's errors, be sure about most of its own errors, and
+    not be overconfident.
     """
     data = calibrated
     count = len(data.names)
@@ -430,27 +435,27 @@ def find_label_errors(calibrated: Classes) -> Array:
     return np.asarray(places[order])
 
 
-#: The quantiles of the absolute error that a report has.
+#: The quantiles of the absolute error in a report.
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 Rows = list[dict[str, Any]]
 
 
-#: Makes the intervals of some rows of the table of predictions.
+#: Makes the intervals for some rows of the table of predictions.
 MakeIntervals = Callable[[Array], Intervals]
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The predictions of one output with values, or with labels, for the examples with a target that counts.
+    """The predictions of an output with values or labels, for the examples with a target that counts.
 
-    A label whose output is not finite has a wrong answer. A value whose output is not finite is not used.
+    A label whose output is not finite counts as wrong. A value whose output is not finite is not used.
 
     Attributes:
-        rows: of the table of predictions, [n].
+        rows: the rows of the table of predictions, [n].
         target, prediction: [n, k] float64; 0 where they are not used.
         chances: the probabilities of labels, [n, k] float64; None for values.
-        is_used: whether the target counts, and the prediction can be compared with it, [n, k].
+        is_used: whether the target counts and the prediction can be compared with it, [n, k].
         not_finite: the number of examples with an output that is not finite.
         bad_columns: which values or labels have such outputs, [k] bool.
     """
@@ -469,23 +474,23 @@ class Vectors:
         return bool(self.is_used.all())
 
     def column(self, n: int, values: Array) -> Array:
-        """Returns column `n` of values [n, k] for the examples that have it."""
+        """Returns column `n` of values [n, k], for the examples that have it."""
         return np.asarray(values[self.is_used[:, n], n])
 
     def select_intervals(self, n: int, make_intervals: MakeIntervals, intervals: Intervals) -> Intervals:
-        """Returns the intervals of the examples that have column `n`; `intervals` are those of all."""
+        """Returns the intervals for the examples that have column `n`. `intervals` are for all examples."""
         return intervals if self.is_used[:, n].all() else make_intervals(self.rows[self.is_used[:, n]])
 
     def find_measured(self, intervals: Intervals) -> Array:
-        """Returns which columns an example of a weight above 0 has, [k] bool."""
+        """Returns which columns occur in an example with a weight above 0, [k] bool."""
         return np.asarray(self.is_used[intervals.weights > 0].any(axis=0))
 
     def average(self, values: Array) -> Array:
-        """Averages values [n, k] over what each example has, [n]."""
+        """Averages values [n, k] over the columns that each example has, [n]."""
         return np.asarray((values * self.is_used).sum(axis=1) / self.is_used.sum(axis=1))
 
     def mean(self, values: Array, intervals: Intervals, finish: Any = None, is_error: bool = False) -> Figure:
-        """Returns the mean of values [n, k] over all that are used, as the metrics of training; bool is a rate."""
+        """Returns the mean of all used values [n, k], as the metrics of training do. The mean of bool is a rate."""
         is_rate = values.dtype == bool
         sums = (values * self.is_used).sum(axis=1).astype(np.float64)
         amounts = self.is_used.sum(axis=1).astype(np.float64)
@@ -495,9 +500,9 @@ class Vectors:
 def measure_values(
     names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
 ) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of values [n, k], and a row for each of them if there are several.
+    """Returns the figures of values [n, k], and a row per value if there are several.
 
-    A value is measured on the examples that have it. It has no error if one of its outputs is not finite.
+    Each value is measured on the examples that have it. If one of its outputs is not finite, its figures are NaN.
     """
     errors = data.prediction - data.target
     measured = []
@@ -524,7 +529,7 @@ def measure_values(
 
 
 def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str, Figure]:
-    """Returns the figures of one value, from targets and errors [n]."""
+    """Returns the figures of one value, from its targets and errors [n]."""
     return {
         "mae": intervals.mean(np.abs(errors), is_error=True),
         "rmse": intervals.mean(errors**2, np.sqrt, is_error=True),
@@ -534,7 +539,7 @@ def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str,
 
 
 def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_intervals: MakeIntervals) -> Figure:
-    """Returns the mean of the coefficients of determination of the values that some example of a weight above 0 has."""
+    """Returns the mean coefficient of determination over the values that occur in an example with a weight above 0."""
     values = []
     influence = np.zeros(len(data.rows))
     for n in np.flatnonzero(data.find_measured(intervals)).tolist():
@@ -548,7 +553,9 @@ def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_interva
 
 
 def find_unexplained(target: Array, errors: Array, intervals: Intervals) -> tuple[float, Array]:
-    """Returns the share of the variance of targets [n] that errors [n] have, and the influence of each row on it."""
+    """Returns the share of the variance of targets [n] that remains in errors [n], and the
+    influence of each row on it.
+    """
     weights = intervals.weights
     spread = np.square(target - np.average(target, weights=weights)) if weights.any() else np.zeros(len(target))
     total = float(weights @ spread)
@@ -565,7 +572,9 @@ def explain(unexplained: float, influence: Array, intervals: Intervals) -> Figur
 
 
 def find_error_quantiles(errors: Array, weights: Array) -> Rows:
-    """Returns quantiles of the absolute errors [n]: the least error that at least this share of the weights has."""
+    """Returns quantiles of the absolute errors [n]: each is the smallest error that covers this
+    share of the weights.
+    """
     sizes = np.abs(errors)
     values = weighted_quantiles(sizes, QUANTILES, weights)
     return [{"quantile": q, "error": float(value)} for q, value in zip(QUANTILES, values, strict=True)]
@@ -574,7 +583,7 @@ def find_error_quantiles(errors: Array, weights: Array) -> Rows:
 def measure_labels(
     names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
 ) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of labels [n, labels], and a row for each label, which is measured on the examples that have
+    """Returns the figures of labels [n, labels], and a row per label. Each label is measured on the examples that have
     it.
     """
     assert data.chances is not None
@@ -607,7 +616,7 @@ def measure_labels(
 
 
 def rate_columns(true: Array, predicted: Array, both: Array, either: Array, intervals: Intervals) -> dict[str, Rates]:
-    """Returns the rates of labels or of the classes of positions, from counts of each example, [n, labels]."""
+    """Returns the rates of labels, or of the classes of positions, from the counts of each example, [n, labels]."""
     overlap = intervals.rate_columns(both, either)
     return {
         "iou": overlap,
@@ -620,11 +629,11 @@ def rate_columns(true: Array, predicted: Array, both: Array, either: Array, inte
 def measure_positions(
     columns: Mapping[str, Array], names: Sequence[str], is_sequence: bool, intervals: Intervals
 ) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of an output with many positions, and a row for each class if its positions are counted.
+    """Returns the figures of an output with many positions, and a row per class if its positions are counted.
 
     Args:
-        columns: what is kept of each example, [n, ...] by name.
-        is_sequence: whether the positions are those of a sequence, whose perplexity is of interest.
+        columns: the kept values of each example, [n, ...] by name.
+        is_sequence: whether the positions form a sequence, which has a perplexity.
     """
     positions = columns["positions"].astype(np.float64)
 

@@ -1,13 +1,13 @@
-"""95 % intervals of figures, from counts and from what each row adds to a figure. All rows count, none is sampled.
+"""Computes 95 % intervals of figures from counts and from the influence of each row. It uses all rows, not a sample.
 
-The influence of a row says how much a figure moves with the weight of the row. The squares of the influences sum to the
-variance of the figure (Hampel 1974). Rows that belong together add up before they are squared. What a variance becomes
-depends on the range of the figure:
+The influence of a row is how much a figure changes with the weight of the row. The squared influences sum to the
+variance of the figure (Hampel 1974). Rows that belong together are summed before squaring. How a variance becomes an
+interval depends on the range of the figure:
 
-- Rates, from 0 to 1: the interval of Wilson (1927), with as many rows as give this variance (Korn and Graubard 1998).
-  Ends at few counts are those of Brown, Cai and DasGupta (2001).
-- Areas, from 0 to 1: symmetric on the scale of the logit.
-- Errors, from 0 up: symmetric on the scale of the logarithm.
+- Rates, from 0 to 1: the interval of Wilson (1927), with the number of rows that gives this variance (Korn and Graubard
+  1998). At low counts the bounds follow Brown, Cai and DasGupta (2001).
+- Areas, from 0 to 1: symmetric on the logit scale.
+- Errors, from 0 up: symmetric on the logarithmic scale.
 - Other numbers: symmetric.
 - Means of the rates of classes: from the intervals of the classes (MOVER, Zou and Donner 2008).
 """
@@ -25,19 +25,19 @@ import numpy as np
 from scaleflow.evaluation.resampling import CONFIDENCE, Units, count_effective
 from scaleflow.interfaces.figure import Figure
 
-#: Ends of the interval of a rate are exact if there are at most this many counts on their side.
+#: The bound of a rate's interval is exact if there are at most this many counts on its side.
 FEW_COUNTS = 3
 
-#: Draws of the gaps of calibration bins.
+#: Number of simulated gaps of calibration bins.
 GAP_DRAWS = 2000
 
 Array = np.ndarray[Any, Any]
 
 
 def find_quantile(confidence: float, freedom: Any = math.inf) -> Any:
-    """Returns the half width of an interval in standard errors: the quantile of Student's distribution.
+    """Returns the half width of an interval in standard errors: the quantile of Student's t distribution.
 
-    The expansion in 1 / freedom (Fisher and Cornish 1960) differs from it by less than 1 % from 3 degrees on.
+    It expands the quantile in 1 / freedom (Fisher and Cornish 1960). From 3 degrees of freedom the error is below 1 %.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     by = 1 / np.maximum(freedom, 1.0)
@@ -48,7 +48,7 @@ def find_quantile(confidence: float, freedom: Any = math.inf) -> Any:
 
 
 def bound_rates(rates: Array, counts: Array, quantile: Any, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
-    """Returns the ends of the intervals of rates [...], each of so many rows, [...]; NaN where there are no rows."""
+    """Returns the bounds of the intervals of rates [...] with `counts` rows each, [...]; NaN without rows."""
     with np.errstate(invalid="ignore", divide="ignore"):
         square = np.square(quantile) / counts
         middle = (rates + square / 2) / (1 + square)
@@ -60,7 +60,7 @@ def bound_rates(rates: Array, counts: Array, quantile: Any, confidence: float = 
 
 
 def bound_few(rates: Array, lows: Array, counts: Array, confidence: float) -> Array:
-    """Returns lower ends, and those that a one-sided test gives where there are few hits, if they are lower."""
+    """Returns the lower bounds. If there are few hits, the bound of a one-sided test replaces a higher one."""
     hits = rates * counts
     is_few = (hits > 0) & (hits <= FEW_COUNTS) & (counts > hits)
     if not np.any(is_few):
@@ -72,7 +72,7 @@ def bound_few(rates: Array, lows: Array, counts: Array, confidence: float) -> Ar
 
 
 def bound_logits(rates: Array, halves: Any) -> tuple[Array, Array]:
-    """Returns the ends of intervals of rates between 0 and 1, which are so wide on the scale of the logit."""
+    """Returns the bounds of intervals of rates between 0 and 1; `halves` become half widths on the logit scale."""
     inner = np.clip(rates, 1e-12, 1 - 1e-12)
     middle = np.log(inner / (1 - inner))
     half = halves / (inner * (1 - inner))
@@ -82,12 +82,13 @@ def bound_logits(rates: Array, halves: Any) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates with their intervals, and the influences that they come from; `low` and `high` are NaN if unknown.
+    """Rates with their intervals and influences. `low` and `high` are NaN if unknown.
 
     Attributes:
-        value, low, high: of each group, [groups]; NaN for a group without entries.
-        error: the standard error of each group, [groups]; 0 if all of its entries are alike.
-        combine: returns the influence of each unit on a sum of the rates, from the factors of the sum, [groups].
+        value, low, high: the rate and interval of each group, [groups]; NaN for a group without entries.
+        error: the standard error of each group, [groups]; 0 if all of its entries are equal.
+        combine: returns the influence of each unit on a weighted sum of the rates, from the factors of the sum,
+            [groups].
     """
 
     value: Array
@@ -97,12 +98,12 @@ class Rates:
     combine: Callable[[Array], Array]
 
     def figures(self) -> list[Figure]:
-        """Returns a figure for each group; 0 where a rate is not defined."""
+        """Returns a figure for each group; 0 if its rate is undefined."""
         values = np.nan_to_num(self.value)
         return [Figure(float(v), float(a), float(b)) for v, a, b in zip(values, self.low, self.high, strict=True)]
 
     def select(self, is_used: Array) -> Rates:
-        """Returns the rates of some of the groups, [groups] bool."""
+        """Returns the rates of the chosen groups, [groups] bool."""
         chosen = np.flatnonzero(is_used)
 
         def combine(factors: Array) -> Array:
@@ -114,7 +115,7 @@ class Rates:
         return Rates(value, low, high, error, combine)
 
     def transform(self, change: Callable[[Array], Array]) -> Rates:
-        """Returns an increasing function of the rates, from 0 to 1; the errors stay those of the rates."""
+        """Applies an increasing function from [0, 1] to [0, 1] to the rates and bounds. The errors do not change."""
         return replace(self, value=change(self.value), low=change(self.low), high=change(self.high))
 
 
@@ -122,16 +123,16 @@ class Intervals:
     """Makes the intervals of figures of the same rows.
 
     Args:
-        rows: their number.
-        weights: of the rows, [rows]; None: 1 each.
-        units: what the rows belong to; None: each is independent of the others.
-        confidence: the share of intervals that contain the truth.
-        is_wanted: whether there are intervals; if not, their ends are NaN.
+        rows: the number of rows.
+        weights: the weights of the rows, [rows]; None: 1 each.
+        units: the groups of dependent rows; None: all rows are independent.
+        confidence: the share of intervals that contain the true value.
+        is_wanted: whether to compute intervals; if not, their bounds are NaN.
 
     Attributes:
         weights: [rows].
-        members: the number of the unit of each row, from 0, [rows]; None if each is one by itself.
-        count: how many units of one weight say as much.
+        members: the number of the unit of each row, from 0, [rows]; None if each row is its own unit.
+        count: the effective number of units of equal weight.
         has_ends: whether figures have intervals.
     """
 
@@ -173,7 +174,8 @@ class Intervals:
     def mean(
         self, values: Array, finish: Callable[[Any], Any] | None = None, is_error: bool = False, is_rate: bool = False
     ) -> Figure:
-        """Returns the weighted mean of values [rows] with its interval, or an increasing function `finish` of both.
+        """Returns the weighted mean of values [rows] with its interval; `finish`, an increasing function, is applied to
+        both.
 
         The mean of bool is a rate.
         """
@@ -206,15 +208,16 @@ class Intervals:
         """Returns a figure from 0 to 1 with its interval.
 
         Args:
-            influence: of each row, [rows].
-            most: rows of which the variance may be, as rows do not hinder each other.
+            influence: the influence of each row, [rows].
+            most: the maximum number of rows that the variance may correspond to, because rows do not reduce each
+                other's variance.
         """
         if not (self.has_ends and math.isfinite(value)):
             return Figure(value)
         sums = self.sum_units(influence)
         variance = self.find_variance(sums)
         if self.members is None and most < math.inf:
-            variance *= max(self._units - 1, 1) / self._units  # Wilson's interval is that of counts
+            variance *= max(self._units - 1, 1) / self._units  # Wilson's interval uses the variance of counts
         inner = value * (1 - value)
         count = self.count
         if inner > 1e-15 and variance > 0:
@@ -224,18 +227,18 @@ class Intervals:
             freedom = self._find_freedom(sums, self.count)
         quantile = find_quantile(self.confidence, freedom)
         low, high = bound_rates(np.array(value), np.array(count), quantile, self.confidence)
-        if self.members is not None and inner > 1e-15:  # few large units may decide
+        if self.members is not None and inner > 1e-15:  # a few large units may dominate
             sides = bound_logits(np.array(value), quantile * np.sqrt(variance))
             low = np.fmin(low, sides[0])
             high = np.fmax(high, sides[1])
         return Figure(value, float(low), float(high))
 
     def area(self, value: float, influence: Array, count: float) -> Figure:
-        """Returns an area under a curve, from 0 to 1, with its interval, which is symmetric on the scale of the logit.
+        """Returns an area under a curve, from 0 to 1, with its interval, which is symmetric on the logit scale.
 
         Args:
-            influence: of each row, [rows].
-            count: units of the class that has fewer.
+            influence: the influence of each row, [rows].
+            count: the number of units of the smaller class.
         """
         if not (self.has_ends and math.isfinite(value)):
             return Figure(value)
@@ -266,13 +269,15 @@ class Intervals:
         return float(find_quantile(self.confidence, max(1.0, count - 1)))
 
     def _find_half(self, influence: Array, count: float | None = None) -> float:
-        """Returns half of the width of an interval. Few rows that decide the figure make it wider."""
+        """Returns half the width of an interval. It is wider if few rows dominate the figure."""
         sums = self.sum_units(influence)
         freedom = self._find_freedom(sums, self.count if count is None else count)
         return float(find_quantile(self.confidence, freedom)) * math.sqrt(self.find_variance(sums))
 
     def _find_freedom(self, sums: Array, count: float) -> float:
-        """Returns the degrees of freedom of a variance, from the influence of each unit and how many they count as."""
+        """Returns the degrees of freedom of a variance, from the influence of each unit and the effective number of
+        units.
+        """
         squares = np.square(sums)
         deciding = count_effective(squares) if squares.any() else math.inf
         return max(1.0, min(count - 1, DECIDING_FREEDOM * deciding))
@@ -311,7 +316,7 @@ class Intervals:
     def rate_columns(self, hits: Array, amounts: Array) -> Rates:
         """Returns the quotients of the sums of hits and amounts, both [rows, groups], with 0 <= hits <= amounts.
 
-        Those of bool are shares of rows.
+        With bool they are shares of rows.
         """
         count = hits.shape[1]
         totals = self.weights @ amounts
@@ -338,8 +343,8 @@ class Intervals:
         """Returns rates with their intervals, [groups].
 
         Args:
-            most: rows of which a variance may be.
-            units: how many of one weight say as much, in each group; a rate of 0 or 1 has no other variance.
+            most: the maximum number of rows that a variance may correspond to.
+            units: the effective number of units in each group. It is the only source of width for a rate of 0 or 1.
         """
         inner = rates * (1 - rates)
         is_inner = (inner > 1e-15) & (variances > 0)
@@ -347,7 +352,7 @@ class Intervals:
         freedom = math.inf if self.members is None else np.maximum(units - 1, 1)
         quantile = find_quantile(self.confidence, freedom)
         lows, highs = bound_rates(rates, counts, quantile, self.confidence)
-        if self.members is not None:  # few large units may decide
+        if self.members is not None:  # a few large units may dominate
             sides = bound_logits(rates, quantile * np.sqrt(variances))
             lows = np.where(is_inner, np.fmin(lows, sides[0]), lows)
             highs = np.where(is_inner, np.fmax(highs, sides[1]), highs)
@@ -356,7 +361,9 @@ class Intervals:
         return Rates(rates, lows, highs, np.where(is_inner, np.sqrt(variances), 0.0), combine)
 
     def average(self, rates: Rates, of_all: bool = False) -> Figure:
-        """Returns the mean of the rates of the groups that have one, or of all: then the others count as 0."""
+        """Returns the mean rate of the groups that have one; with `of_all`, of all groups, and missing rates count as
+        0.
+        """
         is_known = np.isfinite(rates.value)
         known = len(is_known) if of_all else int(is_known.sum())
         if not known:
@@ -366,7 +373,7 @@ class Intervals:
             return Figure(value)
 
         def add_distances(distances: Array) -> float:
-            """Adds the distances of the ends of all groups, as their influences hang together."""
+            """Combines the distances of the bounds of all groups. The groups' influences depend on each other."""
             factors = np.where(rates.error > 0, divide(distances, rates.error), 0.0)
             together = np.square(rates.combine(factors)).sum()
             alone = np.square(distances[rates.error <= 0]).sum()
@@ -377,12 +384,12 @@ class Intervals:
         return Figure(value, max(0.0, low), min(1.0, high))
 
 
-#: The degrees of freedom of the variance of a mean, for each row that decides it.
+#: Degrees of freedom of the variance of a mean, per row that dominates it.
 DECIDING_FREEDOM = 1.5
 
 
 def divide(values: Array, by: Array) -> Array:
-    """Returns quotients; NaN where the divisor is not above 0."""
+    """Returns quotients; NaN if the divisor is not above 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(by > 0, values / by, np.nan))
 
@@ -393,11 +400,12 @@ def divide(values: Array, by: Array) -> Array:
 def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps: Array) -> Figure:
     """Returns the mean distance of confidence and accuracy over bins, with its interval.
 
-    Chance makes the error larger: a distance is never below 0. So the interval has the errors under which the measured
-    one is usual. Their distances have the proportions of the measured ones, and chance is drawn for them.
+    Chance increases the error, because a distance is never below 0. So the interval contains the true errors under
+    which the measured error is not unusual. Their distances are proportional to the measured ones, and chance is
+    simulated.
 
     Args:
-        bins: of each row, from 0 to count - 1, [rows].
+        bins: the bin of each row, from 0 to count - 1, [rows].
         gaps: the confidence minus whether the prediction is right, [rows].
     """
     weights = intervals.weights
@@ -419,7 +427,7 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
         sums = sums - np.outer(np.bincount(intervals.members, weights, units), means)
         variance = sums.T @ sums * units / max(units - 1, 1)
         amounts = np.square(np.bincount(cells, weights, units * count)).reshape(units, count).sum(axis=0)
-    # A bin with few rows that are wrong, or few that are right, says little about its variance: two counts are added.
+    # If few rows of a bin are wrong, or few are right, its variance is uncertain: two counts are added.
     rows = np.maximum(np.bincount(bins, minlength=count), 1)
     variance[np.diag_indices(count)] += np.minimum(2.0, rows / 4) * amounts / rows
     scales, axes = np.linalg.eigh(variance / total**2)
@@ -428,7 +436,7 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
     tail = 50 - 50 * intervals.confidence
 
     def find_factor(percentile: float) -> float:
-        """Returns the factor of the gaps with which the measured error is a percentile of what is drawn."""
+        """Returns the factor of the gaps for which the measured error is a percentile of the simulated errors."""
 
         def is_above(factor: float) -> bool:
             return bool(np.percentile(np.abs(factor * means + chance).sum(axis=1), percentile) > value)
@@ -455,18 +463,19 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
 
 
 def find_tied_distances(intervals: Intervals, shares: Array, values: Array, count: float) -> tuple[float, float]:
-    """Returns how far the ends of an interval are from the mean of placements, if nearly all rows have the same one.
+    """Returns the distances of an interval's bounds from the mean of placements, if nearly all rows have the same
+    placement.
 
-    Then the variance of the placements says nothing. The mean is a sum of rates, as of 1 and 0 for all placements
-    from a value on, and its ends are those of all rates.
+    Then the variance of the placements tells nothing. The mean is a sum of rates: each is the rate of placements from
+    some value on. The bounds come from the bounds of these rates.
 
     Args:
-        shares: of the rows with each placement, [n].
+        shares: the share of rows with each placement, [n].
         values: the placements, ascending, [n].
-        count: rows of one weight that say as much.
+        count: the effective number of rows.
 
     Returns:
-        The distances of the lower and of the upper end; 0 if there are enough rows with another placement.
+        The distances of the lower and of the upper bound; 0 if enough rows have another placement.
     """
     most = float(shares.max())
     if most * count < 2 or (1 - most) * count > FEW_COUNTS or not intervals.has_ends:
@@ -480,25 +489,25 @@ def find_tied_distances(intervals: Intervals, shares: Array, values: Array, coun
     return float(steps @ (rates - lows)[places]), float(steps @ (highs - rates)[places])
 
 
-#: A class is rare for the area under the ROC curve if it has at most this many rows, and this share of the other's.
+#: For the area under the ROC curve, a class is rare with at most this many rows and this share of the other class.
 MAX_RARE = 300
 RARE_SHARE = 0.2
 
-#: Rounds that fit a normal distribution with censored values.
+#: Rounds to fit a normal distribution to censored values.
 FITTING_ROUNDS = 60
 
 
 def find_low_area(intervals: Intervals, placements: Array, others: float, is_rare: Array) -> float:
-    """Returns a lower end for the area under the ROC curve of a rare class, from a model of its scores.
+    """Returns a lower bound for the area under the ROC curve of a rare class, from a model of its scores.
 
-    Few rows of the class say little about those that are hard to tell: the influences of the others are nearly 0, so an
-    area near 1 seems too certain. On the scale of the probit, placements of normal scores are normal (Metz 1986). Rows
-    above all of the other class are censored.
+    A few rows of the class tell little about the hard ones: the influences of the others are nearly 0, so an area near
+    1 seems too certain. On the probit scale, placements of normal scores are normal (Metz 1986). Rows that rank above
+    all of the other class are censored.
 
     Args:
-        placements: of each row, the share of the other class that it is on the right side of, [rows].
-        others: rows of the other class.
-        is_rare: whether a row is one of the rare class, [rows] bool.
+        placements: the share of the other class that each row is ranked correctly against, [rows].
+        others: the number of rows of the other class.
+        is_rare: whether a row belongs to the rare class, [rows] bool.
     """
     from scipy import special  # takes a tenth of a second
 
@@ -515,7 +524,8 @@ def find_low_area(intervals: Intervals, placements: Array, others: float, is_rar
     deviation = max(0.3, math.sqrt(float(weights @ (values - mean) ** 2) / total))
     for _ in range(FITTING_ROUNDS if 0 < censored < 1 else 1):  # expectation and maximization
         beyond = (most - mean) / deviation
-        ratio = math.sqrt(2 / math.pi) / float(special.erfcx(beyond / math.sqrt(2)))  # of the density to what is above
+        #: of the density to the probability above
+        ratio = math.sqrt(2 / math.pi) / float(special.erfcx(beyond / math.sqrt(2)))
         expected = np.where(is_censored, mean + deviation * ratio, values) if censored < 1 else values
         variance_left = np.where(is_censored, deviation**2 * max(0.0, 1 + beyond * ratio - ratio**2), 0.0)
         mean = float(weights @ expected) / total
@@ -527,7 +537,7 @@ def find_low_area(intervals: Intervals, placements: Array, others: float, is_rar
     squares = float(np.square(intervals.sum_units(influence)).sum())
     if squares > 0:
         count = min(count, float(weights @ (expected - mean) ** 2) / total / squares)
-    count = max(2.0, count * (1 - censored / 2))  # a censored row says about half
+    count = max(2.0, count * (1 - censored / 2))  # a censored row counts about half
     variance = deviation**2 * count / (count - 1)
     middle = mean / math.sqrt(1 + variance)
     slopes = 1 / math.sqrt(1 + variance), mean * math.sqrt(variance) / (1 + variance) ** 1.5

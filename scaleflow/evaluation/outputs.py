@@ -1,4 +1,4 @@
-"""Analyses the kept predictions of one output: its figures, its charts, and how wrong each example is."""
+"""Analyses the kept predictions of one output: its figures, its charts, and the errors of the examples."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ from scaleflow.serving.prediction_columns import bound_values, find_sets
 
 Array = np.ndarray[Any, Any]
 
-#: The most classes that a chart compares: of more, the weakest.
+#: Maximum number of classes in a chart: the weakest ones.
 MAX_BARS = 25
 
-#: The report lists at most this many pairs of classes that are confused.
+#: Maximum number of confused pairs of classes in the report.
 MAX_CONFUSED_PAIRS = 10
 
-#: The most points of a scatter plot, and the bars of a histogram.
+#: Maximum number of points in a scatter plot, and the number of bars in a histogram.
 MAX_DOTS = 2000
 HISTOGRAM_BARS = 40
 
-#: A class is rare if it has at most this share of the weight: its AUC and average precision are metrics of the run.
+#: A class with at most this share of the weight is rare: then its AUC and average precision are metrics of the run.
 RARE_CLASS = 0.2
 
-#: The figures of classes that depend on the threshold.
+#: Figures of classes that depend on the threshold.
 DECIDED = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)
 class OutputAnalysis:
-    """What the kept predictions of one output show."""
+    """The analysis of the kept predictions of one output."""
 
-    name: str  # of the output; "" if it is the only one
+    name: str  # the output's name; "" if it is the only output
     figures: dict[str, Figure]
-    classes: list[dict[str, Any]]  # a row for each class, label or value: figures and counts
+    classes: list[dict[str, Any]]  # a row per class, label or value: figures and counts
     drawings: list[Drawing]
-    rows: Array  # of the table of predictions that count, [n]
-    scores: Array  # how good the prediction for each of them is, [n]; `measure` says what that is
+    rows: Array  # the rows that count in the table of predictions, [n]
+    scores: Array  # the score of each prediction, [n]; `measure` names it
     measure: str  # the name of the scores' mean
-    worst: Array  # places in [n] of the examples that the model got wrong, the worst first
-    #: Places of those whose label is probably wrong
+    worst: Array  # places in [n] of wrong predictions, the worst first
+    #: Places in [n] of examples whose label is probably wrong
     suspects: Array = field(default_factory=lambda: np.array([], np.int64))
-    #: By a name, what divides examples into slices, [n]: texts or numbers
+    #: Values that divide examples into slices, by name, [n]: texts or numbers
     groups: Mapping[str, Array] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what findings are made of
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the facts that findings use
 
     @property
     def is_error(self) -> bool:
@@ -92,11 +92,11 @@ def analyse_output(
     interval_count: int = 0,
     costs: tuple[float, float] | None = None,
 ) -> OutputAnalysis:
-    """Computes what the kept predictions of an output show.
+    """Computes the figures and charts of an output's kept predictions.
 
     Args:
         interval_count: `evaluation.intervals`; 0: figures have no intervals.
-        costs: of a missed positive of two classes, and of a false alarm; None: the user gives none.
+        costs: the costs of a missed positive of two classes and of a false alarm; None: the user sets none.
     """
     make_intervals = functools.partial(predictions.make_intervals, is_wanted=interval_count > 0)
     form = choose_form(described)
@@ -120,7 +120,7 @@ def analyse_classes(
     intervals = make_intervals(data.rows)
     threshold = described.threshold
     figures, rows = measure_classes(data, intervals)
-    if threshold is not None:  # metrics of these names are those of the likelier class
+    if threshold is not None:  # without the suffix, these metrics mean the more likely class
         figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
         figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
         if data.chances is not None:
@@ -184,12 +184,12 @@ def analyse_classes(
 
 
 def choose_likelier(data: Classes, chances: Array) -> Classes:
-    """Returns predictions of the likelier class, in place of those at a threshold."""
+    """Returns predictions of the more likely class, instead of predictions at a threshold."""
     return replace(data, predicted=np.where(data.is_answered, chances.argmax(axis=1), data.predicted))
 
 
 def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> OutputAnalysis:
-    """Returns the analysis of an output for which no example has a target that can be compared with its output."""
+    """Returns the analysis of an output without any example whose target can be compared with it."""
     nothing = np.array([], np.int64)
     return OutputAnalysis(
         output,
@@ -207,7 +207,7 @@ def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> Outpu
 def analyse_vectors(
     predictions: Predictions, output: str, described: Outputs, make_intervals: MakeIntervals
 ) -> OutputAnalysis:
-    """Analyses an output with values, or with labels."""
+    """Analyses an output with values or labels."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
     data = read_vectors(predictions, output, described)
@@ -313,7 +313,7 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> V
 
 
 def read_number_columns(predictions: Predictions, output: str, described: Outputs, column: str, end: str = "") -> Array:
-    """Reads the columns of the values of an output, [rows, k] float64; `end` ends their names."""
+    """Reads the columns of an output's values, [rows, k] float64. `end` is the suffix of their names."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
     suffixes = [""] if count == 1 else [f"_{name}" for name in names]
@@ -324,7 +324,7 @@ def read_number_columns(predictions: Predictions, output: str, described: Output
 def analyse_positions(
     predictions: Predictions, output: str, described: Outputs, make_intervals: MakeIntervals
 ) -> OutputAnalysis:
-    """Analyses an output with many positions for each example."""
+    """Analyses an output with many positions per example."""
     kept = ("positions", "loss", "correct", "mean_error", "squared_error")
     columns = {name: predictions.column(name, output) for name in kept if predictions.has(name, output)}
     main = "correct" if "correct" in columns else "mean_error"
@@ -368,7 +368,7 @@ def analyse_positions(
 
 
 def read_lists(predictions: Predictions, name: str, output: str) -> Array:
-    """Returns a column of lists of one length as an array [rows, length]."""
+    """Returns a column of equally long lists as an array [rows, length]."""
     lists = predictions.table[f"{output}_{name}" if output else name].combine_chunks()
     return np.asarray(lists.flatten().to_numpy()).reshape(len(lists), -1)
 
@@ -400,7 +400,7 @@ def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
 def draw_ranking(
     ranking: Ranking, figures: Mapping[str, Figure], thresholds: Sequence[Mapping[str, Any]], name: str
 ) -> list[Drawing]:
-    """Draws the ROC and the precision-recall curve of the class `name`, with the thresholds on the second one."""
+    """Draws the ROC and the precision-recall curve of the class `name`. The second one shows the thresholds."""
     keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
     false, true, precision = (each[keep] for each in (ranking.false_rate, ranking.true_rate, ranking.precision))
     roc = Chart("ROC", (0, 1), (0, 1), labels=("false positive rate", "true positive rate"))
@@ -418,7 +418,7 @@ def draw_ranking(
 
 
 def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> Drawing:
-    """Draws a figure of each class, the weakest first."""
+    """Draws a figure of the classes, the weakest first."""
     known = [row for row in rows if row["support"] and np.isfinite(row[figure].value)]
     chosen = sorted(known, key=lambda row: float(row[figure].value))[:MAX_BARS]
     svg = draw_rates(title, [row["class"] for row in chosen], [row[figure] for row in chosen])

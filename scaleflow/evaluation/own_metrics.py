@@ -1,4 +1,4 @@
-"""Metrics that the user names, `evaluation.metrics`: functions of targets and predictions that need all examples."""
+"""Computes the user's own metrics, `evaluation.metrics`: functions of all targets and predictions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from scaleflow.interfaces.figure import Figure
 Array = np.ndarray[Any, Any]
 Metrics = Mapping[str, Callable[..., Any]]
 
-#: Names of the parameter that gets probabilities; one of another name gets predictions.
+#: A parameter with one of these names gets probabilities. Any other name gets predictions.
 SCORES = ("y_score", "y_prob", "y_proba", "y_pred_proba", "scores", "probabilities")
 
-#: The most resamples of an interval, and the fewest.
+#: Maximum and minimum number of resamples for an interval.
 MAX_RESAMPLES = 200
 MIN_RESAMPLES = 50
 
-#: The parts of the rows that are left out in turn if there is no time for resamples, and the fewest.
+#: Maximum and minimum number of parts to leave out in turn, if there is no time for resamples.
 MAX_PARTS = 40
 MIN_PARTS = 10
 
@@ -42,14 +42,14 @@ def measure_own(
 ) -> tuple[dict[str, Figure], dict[str, str]]:
     """Computes the user's metrics of one output.
 
-    Classes are numbers from 0; of two classes the second one is 1, and its probability is what scores are. Labels and
-    several values are [n, k].
+    Classes are numbers from 0. With two classes the second one is 1, and scores are its probability. Labels and several
+    values are [n, k].
 
     Args:
-        seconds: for the intervals of each metric.
+        seconds: the time for the intervals of each metric.
 
     Returns:
-        The figures with their intervals, and why those are missing that have no number.
+        The figures with their intervals, and the reasons for missing ones.
     """
     form = choose_form(described)
     if form == "positions":
@@ -83,13 +83,13 @@ def measure_own(
         try:
             compute = bind_examples(function, target, predicted, chances=chances, weights=own)
             figures[name] = find_interval(compute, len(rows), resamples, seconds=seconds)
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # user code may raise anything
             faults[name] = read_reason(error)
     return figures, faults
 
 
 def find_gap(data: Vectors) -> str:
-    """Returns why a function of all targets and predictions cannot be computed; empty if it can."""
+    """Returns why functions of all targets and predictions cannot be computed; empty if they can."""
     if data.chances is None and data.not_finite:
         return f"{data.not_finite:,} examples have outputs that are not finite"
     if not len(data.rows):
@@ -102,7 +102,7 @@ def find_gap(data: Vectors) -> str:
 def bind_examples(
     function: Callable[..., Any], target: Array, predicted: Array, chances: Array | None, weights: Array | None
 ) -> Callable[[Array], float]:
-    """Returns the metric of the examples at some places. Raises ValueError if there is not what it takes."""
+    """Returns a function from places of examples to the metric. Raises ValueError if the output lacks its arguments."""
     names = list(inspect.signature(function).parameters)
     answers = chances if names[1:2] and names[1] in SCORES else predicted
     if answers is None:
@@ -111,7 +111,7 @@ def bind_examples(
 
     def compute(places: Array) -> float:
         given = {} if key is None else {key: np.ones(len(places)) if weights is None else weights[places]}
-        found = function(target[places], answers[places], **given)  # copies, which it may change
+        found = function(target[places], answers[places], **given)  # copies, because the function may change them
         value = np.asarray(found)
         if value.ndim or value.dtype.kind not in "iuf" or not np.isfinite(value):
             raise ValueError(f"it returned {str(found)[:60]!r}, and a number is needed")
@@ -121,10 +121,10 @@ def bind_examples(
 
 
 def find_interval(compute: Callable[[Array], float], count: int, resamples: Resamples, seconds: float) -> Figure:
-    """Returns a metric of so many examples with its interval.
+    """Returns a metric of `count` examples with its interval.
 
-    The interval has the percentiles of resamples of all examples. If the time is not enough for them, it comes from
-    leaving out parts of the examples in turn (the jackknife). Resamples for which the metric fails do not count.
+    The interval has the percentiles of resamples of all examples. If there is not enough time, parts of the examples
+    are left out in turn (the jackknife). A resample does not count if the metric fails on it.
     """
     began = time.monotonic()
     value = compute(np.arange(count))
@@ -134,7 +134,7 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
         return Figure(value)
     if possible >= MIN_RESAMPLES:
         drawn = compute_each(compute, resamples.draw(MAX_RESAMPLES), deadline)
-        if len(drawn) < MIN_RESAMPLES or not np.ptp(drawn):  # it has no spread that could be seen
+        if len(drawn) < MIN_RESAMPLES or not np.ptp(drawn):  # too few values, or no spread
             return Figure(value)
         low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.count))
         return Figure(value, float(low), float(high))
@@ -148,11 +148,11 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
 
 
 def compute_each(compute: Callable[[Array], float], samples: Iterable[Array], deadline: float) -> list[float]:
-    """Returns a metric of each sample of examples, until the deadline; without those for which it fails."""
+    """Computes a metric on each sample of examples, until the deadline. Skips samples for which it fails."""
     found: list[float] = []
     for places in samples:
         if time.monotonic() > deadline:
             break
-        with contextlib.suppress(Exception):  # such as a sample without a class
+        with contextlib.suppress(Exception):  # for instance if a sample lacks a class
             found.append(compute(places))
     return found

@@ -1,7 +1,7 @@
-"""The record of kept predictions, `predictions.parquet`: what the model returned for the examples of a split.
+"""The record of kept predictions, `predictions.parquet`: the model's outputs for the examples of a split.
 
-A row for each example, in the order of the split. docs/predictions.md describes the columns. Those that the outputs of
-a model become are the same in the files of `scaleflow predict`.
+It has a row per example, in the order of the split. docs/predictions.md describes the columns. The files of `scaleflow
+predict` have the same columns for the model's outputs.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PredictionColumns:
-    """The columns that the outputs of a model become."""
+    """Converts the outputs of a model to columns."""
 
-    outputs: Mapping[str, Outputs]  # of the model, by name
-    has_all: bool = False  # whether every class gets a column, however many there are
-    has_logits: bool = False  # whether logits get columns, too
+    outputs: Mapping[str, Outputs]  # the model's outputs by name
+    has_all: bool = False  # whether every class gets a column, regardless of their number
+    has_logits: bool = False  # whether to add columns for logits
 
     def convert(self, values: dict[str, Array]) -> dict[str, Any]:
-        """Converts outputs [rows, ...] by name to columns by name, as `serving/prediction_columns.py` says."""
+        """Converts outputs [rows, ...] by name to columns by name, see `serving/prediction_columns.py`."""
         values = {name: np.asarray(each, self.outputs[name].dtype) for name, each in values.items()}
         columns = make_prediction_columns(self.outputs, values, self.has_all)
         if self.has_logits:
@@ -59,14 +59,14 @@ class PredictionColumns:
         return self.convert({name: np.zeros((0, *each.model_shape)) for name, each in self.outputs.items()})
 
     def make_schema(self) -> Any:
-        """Returns the names and the types of the columns."""
+        """Returns the names and types of the columns."""
         return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
 
 
 def mask_not_finite(output: str, described: Outputs, values: Array, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns of the predictions of an output, missing where its values are not finite.
+    """Returns the prediction columns of an output, with missing values where the output is not finite.
 
-    A number that is not finite is its own prediction. Predictions of positions stay as they are.
+    A number that is not finite is its own prediction. Predictions of positions are not changed.
     """
     if described.kind == "regression" or not described.kind:
         return {}
@@ -90,30 +90,30 @@ def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, 
 
 
 def to_column(values: Array) -> Any:
-    """Converts values [rows, ...] to a column of pyarrow, whose values are nested lists for more than one dimension."""
+    """Converts values [rows, ...] to a pyarrow column. More than one dimension becomes nested lists."""
     if values.dtype == object:
         column = pyarrow.array(values.ravel().tolist(), pyarrow.string())
     else:
         column = pyarrow.array(values.ravel())
     for size in reversed(values.shape[1:]):
-        # Lists of a fixed size, some of them missing, could not be read from Parquet.
+        # Parquet could not read lists of a fixed size if some of them are missing.
         column = pyarrow.LargeListArray.from_arrays(np.arange(0, len(column) + 1, size), column)
     return column
 
 
-#: The version of the record. A reader refuses newer ones.
+#: The version of the record. A newer version is an error.
 VERSION = 1
 
-#: The name of the file, and the key of its schema's metadata that has the rest of the record.
+#: The name of the file, and the key in its schema's metadata with the rest of the record.
 PREDICTIONS = "predictions.parquet"
 METADATA = b"scaleflow.predictions"
 
-#: The columns that say where an example comes from, besides its place in the split: its file, its row, the user's id.
+#: Columns that identify an example, in addition to its place in the split: its file, its row, the user's id.
 FILE = "file"
 ROW = "row"
 ID = "id"
 
-#: The columns by which `dataset.split` divided the examples: the number of the group, or the time.
+#: Columns with the groups or times that `dataset.split` used to divide the examples.
 GROUP = "group"
 TIME = "time"
 
@@ -123,15 +123,15 @@ class Predictions:
     """Kept predictions of a split.
 
     Attributes:
-        table: a pyarrow Table with a row for each kept example.
-        outputs: of the model, as the dataset describes them.
+        table: a pyarrow Table with a row per kept example.
+        outputs: the model's outputs, as the dataset describes them.
         split: `test`, `validation`, `train` or `all`.
         examples: the number of examples of the split. The table has fewer rows if it is a sample.
-        digest: of the split, as in the record of what the run learned; empty if it is not known.
-        positions: of outputs for sequences, by name: the sum of the losses at each position (`loss`), and the number of
-            targets there that count (`count`), over all examples of the split.
-        divided_by: the column of `dataset.split` that the groups or times of the examples are from; empty if it has no
-            name, or they have none.
+        digest: the digest of the split, as in the run's learned state; empty if unknown.
+        positions: by output with sequences: the sum of the losses at each position (`loss`) and the number of targets
+            that count there (`count`), over all examples of the split.
+        divided_by: the column of `dataset.split` with the groups or times of the examples; empty if there is no such
+            column or no groups and times.
     """
 
     table: Any
@@ -147,21 +147,21 @@ class Predictions:
         return len(self.table) < self.examples
 
     def has(self, name: str, output: str = "") -> bool:
-        """Returns whether there is a column, such as `prediction`, of an output."""
+        """Returns whether an output has a column, such as `prediction`."""
         return name_column(output, name) in self.table.column_names
 
     def column(self, name: str, output: str = "") -> Array:
-        """Returns a column of an output as an array [rows], of objects for text; a missing number is NaN."""
+        """Returns a column of an output as an array [rows]. Text is dtype object; a missing number is NaN."""
         values: Array = self.table[name_column(output, name)].to_numpy()
         return values
 
     def weights(self) -> Array | None:
-        """Returns the weights of the examples, [rows]; None if they have none."""
+        """Returns the weights of the examples, [rows]; None without weights."""
         return self.column(WEIGHT) if self.has(WEIGHT) else None
 
     @functools.cached_property
     def units(self) -> Units | None:
-        """Which examples are drawn again together: groups, or blocks of rows in time; None: each by itself."""
+        """The examples that are resampled together: groups, or blocks of rows in time; None: each by itself."""
         if self.has(GROUP):
             numbers = np.unique(self.column(GROUP), return_inverse=True)[1]
             return Units(numbers, "group", f" of {self.divided_by}" if self.divided_by else "")
@@ -170,19 +170,19 @@ class Predictions:
         return None
 
     def make_intervals(self, rows: Array, is_wanted: bool = True) -> Intervals:
-        """Returns what makes the intervals of figures of some rows of the table."""
+        """Returns the object that makes the intervals of figures for some rows of the table."""
         weights = self.weights()
         own = None if weights is None else weights[rows]
         return Intervals(len(rows), own, find_units((self, rows)), is_wanted=is_wanted)
 
 
 def find_units(*tables: tuple[Predictions, Array]) -> Units | None:
-    """Returns the units of the same examples, rows of several tables, as the first one that has them says."""
+    """Returns the units of the same examples in several tables, from the first table that has units."""
     return next((each.units.take(rows) for each, rows in tables if each.units is not None), None)
 
 
 def name_column(output: str, column: str) -> str:
-    """Returns the name of a column of an output, which begins with the output's own name."""
+    """Returns the name of an output's column, with the output's name as prefix."""
     return f"{output}_{column}" if output else column
 
 
@@ -204,7 +204,7 @@ def save_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def load_predictions(path: Path) -> Predictions:
-    """Reads the record. Raises ConfigError if it cannot be used."""
+    """Reads the record. Raises ConfigError if it cannot be read."""
     try:
         table = parquet.read_table(path)
         record = json.loads((table.schema.metadata or {})[METADATA])
@@ -218,13 +218,13 @@ def load_predictions(path: Path) -> Predictions:
 
 
 def make_predictions_table(outputs: OutputStructure, collector: PredictionCollector) -> Any:
-    """Returns a pyarrow Table with a row for each kept example, in the order of the split."""
+    """Returns a pyarrow Table with a row per kept example, in the order of the split."""
     described = name_leaves(outputs)
     return pyarrow.concat_tables([convert_arrays(described, arrays) for arrays in collector.take_rows()])
 
 
 def convert_arrays(outputs: Mapping[str, Outputs], arrays: Mapping[str, Array]) -> Any:
-    """Converts what was collected, [rows, ...] by name, to a pyarrow Table."""
+    """Converts collected values, [rows, ...] by name, to a pyarrow Table."""
     columns = {EXAMPLE: to_column(arrays[EXAMPLE])}
     for name, described in outputs.items():
         own = {key.removeprefix(f"{name}/"): values for key, values in arrays.items() if key.startswith(f"{name}/")}
@@ -239,9 +239,9 @@ def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[s
     """Returns the columns of one output.
 
     Args:
-        values: by the form of the output. `class`, `labels`, `values`: `target` and `output`, as the dataset and the
-            model give them; `best`: `target`, `prediction`, `probability`, `target_probability`, `target_rank`;
-            `positions`: sums and means, which stay as they are.
+        values: depends on the output's form. `class`, `labels`, `values`: `target` and `output` from the dataset and
+            the model; `best`: `target`, `prediction`, `probability`, `target_probability`, `target_rank`; `positions`:
+            sums and means, which are not converted.
     """
     form = choose_form(described)
     if form == "positions":

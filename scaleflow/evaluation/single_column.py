@@ -1,4 +1,4 @@
-"""How well a single column tells the target."""
+"""Measures how well a single column predicts the target."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 
 from scaleflow.serving.cells import decode_text
 
-#: The most ranges, or values, that a column is divided into.
+#: Maximum number of ranges, or values, of a column.
 MAX_BINS = 128
 
-#: The examples that each range has at least, about: of fewer examples there are fewer ranges, but MIN_BINS of them.
+#: Approximate minimum number of examples per range. With few examples there are fewer ranges, but at least MIN_BINS.
 EXAMPLES_IN_BIN = 16
 
 MIN_BINS = 8
 
-#: The least examples of which a column can be judged.
+#: Minimum number of examples to judge a column.
 MIN_ROWS = 40
 
 Array = np.ndarray[Any, Any]
 
 
 def score_column(values: Array, target: Array, is_class: bool, weights: Array | None = None) -> tuple[float, float]:
-    """Returns how well a column predicts a target, and how well a constant does: accuracies, or mean absolute errors.
+    """Returns how well a column and how well a constant predict a target: accuracies, or mean absolute errors.
 
-    The most frequent class, or the mean, of each range or value of the column is learned from one half of the examples
-    and tried on the other, and the reverse. NaN if there are too few examples.
+    For each range or value of the column, one half of the examples gives the most frequent class or the mean, and the
+    other half tests it; then the reverse. NaN if there are too few examples.
 
     Args:
-        values: of the column, [n]: numbers, or texts.
+        values: the column, [n]: numbers or texts.
         target: classes from 0, or values, [n].
-        weights: of the examples, [n]; None: 1 each.
+        weights: the weights of the examples, [n]; None: 1 each.
     """
     count = len(values)
     if count < MIN_ROWS:
@@ -66,7 +66,7 @@ def score_bins(bins: Array, target: Array, is_class: bool, weights: Array, half:
 
 
 def bin_column(values: Array) -> Array:
-    """Returns the range or value of each example, [n] int64 from 0; a missing number has one of its own."""
+    """Returns the range or value of each example, [n] int64 from 0. Missing numbers form their own range."""
     most = max(MIN_BINS, min(MAX_BINS, len(values) // EXAMPLES_IN_BIN))
     if values.dtype.kind in "OSU":
         texts = np.array([decode_text(value) for value in values])
@@ -83,7 +83,7 @@ def bin_column(values: Array) -> Array:
 
 
 def answer_bins(bins: Array, target: Array, is_class: bool, weights: Array) -> Array:
-    """Returns the answer for each range or value, [MAX_BINS + 2]; that of all examples for one without examples."""
+    """Returns the answer for each range or value, [MAX_BINS + 2]. If it has no examples, all examples decide."""
     count = MAX_BINS + 2
     if is_class:
         classes = int(target.max()) + 1

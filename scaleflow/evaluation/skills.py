@@ -1,7 +1,7 @@
-"""Measures what a constant answer does not have: how well a model tells examples from each other.
+"""Measures skills, which a constant answer lacks: how well a model separates examples.
 
-If one class is rare, a model that always gives the same answer has a high accuracy. So these figures also decide
-whether an export format, or a candidate, is as good as another model.
+If one class is rare, a model that always gives the same answer has a high accuracy. So skills also decide whether an
+export format, or a candidate, is as good as another model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from scaleflow.interfaces import Outputs, name_leaves, name_metric
 
 Array = np.ndarray[Any, Any]
 
-#: Answers of which the largest and the smallest differ by less, relatively, are the same.
+#: Answers are equal if their range is smaller than this, relative to the largest.
 SAME = 1e-6
 
-#: A skill counts if a model has so much more of it than a constant answer.
+#: A skill counts only if the model exceeds a constant answer by this much.
 LEAST_SKILL = 0.1
 
-#: The most labels, or values, that are measured one by one.
+#: Maximum number of labels, or values, that are measured one by one.
 MAX_PARTS = 64
 
 
@@ -38,7 +38,7 @@ class Skill:
     Attributes:
         value: the figure.
         constant: the figure of a constant answer.
-        step: how much a single example changes it, at most.
+        step: the maximum change by a single example.
     """
 
     value: float
@@ -47,7 +47,7 @@ class Skill:
 
 
 def measure_skills(predictions: Predictions) -> dict[str, Skill]:
-    """Returns the skills of each output, by names such as `balanced_accuracy` and `price/rank_correlation`."""
+    """Returns the skills of each output, with names such as `balanced_accuracy` and `price/rank_correlation`."""
     found: dict[str, Skill] = {}
     for output, described in name_leaves(predictions.outputs).items():
         form = choose_form(described)
@@ -80,7 +80,9 @@ def measure_class_skills(predictions: Predictions, output: str, described: Outpu
 
 
 def measure_vector_skills(predictions: Predictions, output: str, described: Outputs) -> dict[str, Skill]:
-    """Returns a skill of each label, or of each value: its AUC, or the rank correlation with its targets."""
+    """Returns the skills of each label (balanced accuracy, AUC), or of each value (rank correlation
+    with its targets).
+    """
     vectors = read_vectors(predictions, output, described)
     count = vectors.target.shape[1]
     names = described.names or tuple(map(str, range(count)))
@@ -107,7 +109,7 @@ def measure_vector_skills(predictions: Predictions, output: str, described: Outp
 
 
 def measure_position_skills(predictions: Predictions, output: str, described: Outputs) -> dict[str, Skill]:
-    """Returns the mean recall of the classes over all positions, if they are counted."""
+    """Returns the mean recall of the classes over all positions, if positions are counted per class."""
     rows = [row for row in analyse_output(predictions, output, described).classes if row["support"] > 0]
     if len(rows) < 2:
         return {}
@@ -117,7 +119,7 @@ def measure_position_skills(predictions: Predictions, output: str, described: Ou
 
 
 def correlate_ranks(target: Array, prediction: Array) -> float:
-    """Returns Spearman's correlation; 0 if all predictions are the same, NaN if all targets are."""
+    """Returns Spearman's correlation; 0 if all predictions are equal, NaN if all targets are equal."""
     from scipy.stats import rankdata
 
     if len(target) < 2 or np.ptp(target) == 0:
@@ -128,12 +130,12 @@ def correlate_ranks(target: Array, prediction: Array) -> float:
 
 
 def is_constant(values: Array) -> bool:
-    """Returns whether all values [n] are the same, but for rounding."""
+    """Returns whether all values [n] are equal, except for rounding."""
     return len(values) > 1 and float(np.ptp(values)) <= SAME * max(float(np.abs(values).max()), 1e-30)
 
 
 def find_constant_parts(predictions: Predictions) -> list[str]:
-    """Returns the outputs, labels and values of which all examples get the same answer; `` is the only output."""
+    """Returns the outputs, labels and values with the same answer for all examples; "" is the only output."""
     found = []
     for output, described in name_leaves(predictions.outputs).items():
         form = choose_form(described)
@@ -158,10 +160,10 @@ def find_constant_parts(predictions: Predictions) -> list[str]:
 
 
 def find_useless_skills(before: Mapping[str, Skill], now: Mapping[str, Skill]) -> dict[str, tuple[float, float]]:
-    """Returns the skills of which a model has less than half of another one's, or none; as `find_lost_skills`.
+    """Returns the skills of which a model has less than half of another model's, in the form of `find_lost_skills`.
 
-    The balanced accuracy depends on the threshold, which the user may choose, so it counts only if all examples get the
-    same class, or if there is no other skill.
+    The user may choose the threshold on which the balanced accuracy depends. So if there is an AUC, a lower balanced
+    accuracy counts only if the model has none left, as with the same class for all examples.
     """
     lost = {}
     for name, skill in before.items():
@@ -178,10 +180,10 @@ def find_useless_skills(before: Mapping[str, Skill], now: Mapping[str, Skill]) -
 def find_lost_skills(
     before: Mapping[str, Skill], now: Mapping[str, Skill], allowed: float
 ) -> dict[str, tuple[float, float]]:
-    """Returns the skills that became worse by more than is allowed, and by more than two examples can change them.
+    """Returns the skills that fell by more than allowed, and by more than two examples can change them.
 
     Returns:
-        The value now, and the value before, by the name of the skill.
+        The value now and the value before, by skill name.
     """
     lost = {}
     for name, skill in before.items():
