@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, its error messages, and its answer for `--json`."""
+"""Defines how a command ends: its exit code, its error messages, and its answer for `--json`."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ NOT_PROMOTED = 3
 INTERRUPTED = 130
 TERMINATED = 143
 
-#: The flag of every command that asks for one JSON object as the last line of standard output.
+#: The flag of every command that prints one JSON object as the last line of standard output.
 JSON = "--json"
 
 
@@ -22,12 +22,12 @@ class Outcome:
     """How a command ended."""
 
     code: int = FINISHED  # the exit code
-    read: Callable[[], Mapping[str, Any]] = dict  # the values of `--json`; an `error` among them is printed already
-    error: str = ""  # why the command did not succeed; whoever gets the outcome prints it
+    read: Callable[[], Mapping[str, Any]] = dict  # the values of `--json`; an `error` among them is already printed
+    error: str = ""  # why the command did not succeed; the receiver of the outcome prints it
 
 
 def raise_interruption(code: int, why: str) -> None:
-    """Raises KeyboardInterrupt or SystemExit, if the exit code of a command says that SIGINT or SIGTERM ended it."""
+    """Raises KeyboardInterrupt or SystemExit if a command's exit code means that SIGINT or SIGTERM ended it."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt(why)
     if code == TERMINATED:
@@ -35,11 +35,12 @@ def raise_interruption(code: int, why: str) -> None:
 
 
 def find_interruption(error: BaseException | None) -> BaseException | None:
-    """Returns the KeyboardInterrupt, or the SystemExit of SIGTERM, during whose handling an error was raised, if any.
+    """Returns the KeyboardInterrupt, or the SystemExit of SIGTERM, that was being handled when an error was raised.
 
-    A library that a signal interrupts may raise an error of its own: OmegaConf does while it restores its flags.
+    Returns None if there was none. A library that a signal interrupts may raise its own error: OmegaConf does while it
+    restores its flags.
     """
-    seen = set[int]()  # causes may form a circle
+    seen = set[int]()  # causes may form a cycle
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
             return error
@@ -49,13 +50,13 @@ def find_interruption(error: BaseException | None) -> BaseException | None:
 
 
 def write_error(text: str) -> None:
-    """Prints an error to standard error, if that can be written."""
+    """Prints an error to standard error. Does nothing if standard error cannot be written."""
     with contextlib.suppress(OSError):
         print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def to_printable(message: str) -> str:
-    """Returns a message on at most two lines, with characters that cannot be printed as escapes."""
+    """Returns a message on at most two lines, with escapes for characters that cannot be printed."""
     lines = message.split("\n")
     escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)

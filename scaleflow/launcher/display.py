@@ -1,4 +1,4 @@
-"""Shows a run: its start, its training and its result, with a bar on a terminal and plain lines in a log."""
+"""Displays a run: its start, its training and its result, with a bar on a terminal and plain lines in a log."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-#: After this many seconds without a line, a log gets a line that says what is under way.
+#: After this many seconds without a line, a log gets a line about the current work.
 QUIET_SECONDS = 2.0
 
-#: The same while TensorFlow is imported. This usually takes less, so that a normal start gets no such line.
+#: The same limit while TensorFlow is imported. The import is usually faster, so a normal start gets no such line.
 IMPORT_QUIET_SECONDS = 10.0
 
 #: The phase that begins with the import of TensorFlow.
 IMPORTING = "importing TensorFlow"
 
-#: A training that takes long gets such lines less often: after this share of the time that it has taken so far.
+#: In a long training, such lines become rarer: the pause is this share of the time so far.
 QUIET_SHARE = 0.02
 
-#: A phase tells nothing new in such lines: its pauses grow faster, up to so many seconds.
+#: In a phase such a line has no news, so the pauses grow faster, up to `LONGEST_QUIET` seconds.
 PHASE_SHARE = 0.5
 LONGEST_QUIET = 600.0
 
-#: A phase gets no such line in its first seconds, because it may end at once.
+#: A phase gets no such line in its first seconds, because it may end soon.
 SHORTEST_SHOWN = 0.5
 
-#: Seconds between two checks whether such a line is due.
+#: Seconds between two checks for such a line.
 TICK_SECONDS = 0.1
 
 #: A phase gets its own line at its end if it took at least this many seconds.
@@ -68,9 +68,9 @@ def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: 
 
     Args:
         stream: receives the output; None: standard output.
-        is_plain: whether to use plain lines on a terminal, too. They come from this thread only, so that a debugger
-            can be used.
-        is_chief: whether to show the phases of the start and the end. One process of a run does that.
+        is_plain: whether to use plain lines even on a terminal. They come only from this thread, so that a debugger can
+            be used.
+        is_chief: whether to show the phases of the start and the end. Only one process of a run does so.
     """
     stream = stream or sys.stdout  # not a default argument, because a notebook replaces it
     if stream.isatty() and os.environ.get("TERM") != "dumb" and not is_plain:
@@ -83,7 +83,7 @@ def hidden_display() -> Display:
     return Display(io.StringIO(), shows_phases=False, breaks_silence=False)
 
 
-#: If a phase was this many seconds longer by the worker's clock than by the one here, the worker's was set.
+#: If a phase was this many seconds longer by the worker's clock than by ours, the worker's clock was changed.
 CLOCK_STEP = 60.0
 
 
@@ -92,11 +92,13 @@ class ShownPhase:
     """A part of the work before or after training."""
 
     text: str
-    began: float  # when it began, in seconds of this process's monotonic clock
-    began_ms: int | None = None  # the same, in milliseconds of the worker's clock, if the worker reported it
+    began: float  # the start, in seconds of this process's monotonic clock
+    began_ms: int | None = None  # the start in milliseconds of the worker's clock, if the worker reported the phase
 
     def measure(self, now_ms: int | None = None) -> float:
-        """Returns its duration in seconds until now, or by the worker's clock, which may differ, until `now_ms`."""
+        """Returns the duration in seconds until now; with `now_ms`, until then by the worker's
+        clock, which may differ.
+        """
         own_seconds = time.monotonic() - self.began
         if now_ms is not None and self.began_ms is not None:
             seconds = (now_ms - self.began_ms) / 1000
@@ -105,7 +107,7 @@ class ShownPhase:
         return own_seconds
 
     def describe(self) -> str:
-        """Returns a line for a log in which nothing else is printed."""
+        """Returns a line for a log that has had no line for some time."""
         return f"still {self.text} ({format_elapsed(self.measure())})"
 
     def __rich__(self) -> Text:
@@ -118,8 +120,8 @@ class Display:
     """Prints plain lines: one per phase, per epoch and per note, and the summary.
 
     Args:
-        breaks_silence: whether a thread prints what goes on while nothing else is printed. Without it, a phase gets
-            a line when it begins, too.
+        breaks_silence: whether a thread prints the current work if nothing else is printed. Without it, a phase also
+            gets a line at its start.
     """
 
     #: The monotonic time of the last line of any display of this process. All displays share one stream.
@@ -130,10 +132,10 @@ class Display:
     #: Prints progress from the command's first line until another display takes over.
     greeting: ClassVar[Display | None] = None
 
-    #: Whether a person looks at it: it draws on a terminal.
+    #: Whether it draws on a terminal, where a person looks at it.
     is_on_terminal: ClassVar[bool] = False
 
-    #: What each line begins with.
+    #: The prefix of each line.
     _start = ""
 
     def __init__(self, stream: TextIO, shows_phases: bool = True, breaks_silence: bool = True) -> None:
@@ -147,7 +149,7 @@ class Display:
         self._closing.set()  # no thread runs
         end_greeting()
         if time.monotonic() - self.printed_at > QUIET_SECONDS:
-            Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
+            Display.printed_at = time.monotonic()  # this run's silence begins now, not with an earlier run
 
     def __enter__(self) -> Self:
         return self
@@ -185,16 +187,16 @@ class Display:
 
     @property
     def _room(self) -> int | None:
-        """The columns of a line; None if nothing limits them."""
+        """The maximum length of a line; None if it is unlimited."""
         width = measure_width(self._stream)
         return None if width is None else width - len(self._start)
 
     def print_line(self, text: str, style: str = "") -> None:
-        """Prints a line, on a terminal broken between words."""
+        """Prints a line. On a terminal it is broken between words."""
         self._print_lines(wrap_line(text, self._room), style)
 
     def _print_lines(self, lines: Iterable[str], style: str = "") -> None:
-        """Prints lines. The run continues if nobody reads the output any more, or if the disk of a log is full."""
+        """Prints lines. The run continues if nobody reads the output, or if a log's disk is full."""
         with self._lock:
             Display.printed_at = time.monotonic()
             try:
@@ -206,7 +208,7 @@ class Display:
                 pass
 
     def _print(self, text: str, style: str) -> None:
-        self._stream.write(f"{text}\n")  # in one piece: other displays may print at the same time
+        self._stream.write(f"{text}\n")  # one call, because other displays may print at the same time
         self._stream.flush()
 
     def print_error(self, text: str) -> None:
@@ -228,11 +230,11 @@ class Display:
     # Phases -----------------------------------------------------------------------------------
 
     def begin_phase(self, text: str, since: float | None = None) -> None:
-        """Shows the current phase until the next phase begins, or until the run is ready.
+        """Shows the current phase until the next phase begins or the run is ready.
 
         Args:
-            text: what is done, such as `importing TensorFlow`.
-            since: when it began, in seconds since the epoch; None: now.
+            text: the work, such as `importing TensorFlow`.
+            since: the start, in seconds since the epoch; None: now.
         """
         earlier = 0.0 if since is None else measure_since(since)
         with self._lock:
@@ -282,7 +284,7 @@ class Display:
                     self.break_silence()
 
     def break_silence(self) -> None:
-        """Prints what is under way if no line was printed for `QUIET_SECONDS`."""
+        """Prints the current work if no line was printed for `QUIET_SECONDS`."""
         doing = self._phase or self._training
         if doing is None:
             return
@@ -323,7 +325,7 @@ class Display:
 class JobDisplay(Display):
     """Shows one of several jobs: each line begins with the job's number, and the summary is one line.
 
-    The notes in `noted` were shown for other jobs.
+    The set `noted` contains the notes that other jobs have already shown.
     """
 
     def __init__(self, stream: TextIO, number: int, noted: set[str] | None = None) -> None:
@@ -340,7 +342,8 @@ class JobDisplay(Display):
             "  ".join([status, *(f"{label} {value}" for label, value in rest if label in self.SAID or "test" in label)])
         )
 
-    #: Rows of the summary that are shown besides the status and the test metrics. The sweep's report has the others.
+    #: Rows of the summary to show, in addition to the status and the test metrics. The sweep's report has the other
+    #: rows.
     SAID = ("output",)
 
 
@@ -385,7 +388,7 @@ class BarDisplay(Display):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn
 
         super()._show_ready(event)
-        self._hide_bar()  # of the attempt before a restart
+        self._hide_bar()  # the bar of the attempt before a restart
         assert self._training is not None
         columns = (BarColumn(BAR_WIDTH), MofNCompleteColumn(), RenderableColumn(self._training))
         self._progress = Progress(*columns, console=self._console, transient=True)
@@ -403,7 +406,7 @@ class BarDisplay(Display):
 
 @functools.cache
 def greet(line: str) -> None:
-    """Prints the first line of a command that trains, once, and shows progress until another display takes over."""
+    """Prints the first line of a training command, once, and shows progress until another display takes over."""
     display = Display(sys.stdout, shows_phases=False)
     display.print_line(line)
     display.begin_phase("reading the config")
@@ -411,13 +414,13 @@ def greet(line: str) -> None:
 
 
 def end_greeting() -> None:
-    """Ends the greeting, if there is one, when the command ends or another display takes over."""
+    """Ends the greeting, if there is one. Called when the command ends or another display takes over."""
     if Display.greeting is not None:
         Display.greeting.close()
         Display.greeting = None
 
 
 def silence_stream(stream: TextIO) -> None:
-    """Redirects a stream to a closed pipe to the null device, so that Python's last flush does not fail either."""
+    """Redirects a stream whose pipe is closed to the null device, so that Python's last flush succeeds."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,4 +1,4 @@
-"""Runs work side by side, each piece in a portion of this machine: the jobs of a sweep, the stages of a pipeline."""
+"""Runs work in parallel, each piece on a part of this machine: the jobs of a sweep, the stages of a pipeline."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -7,22 +7,22 @@ from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
 from scaleflow.launcher.processes.worker_process import THREADS_ENV
 from scaleflow.runs.provenance.machine import count_cores
 
-#: A piece of work that has begun. It returns when it has ended.
+#: Work that has begun. The call returns when the work has ended.
 Work = Callable[[], None]
 
-#: What a piece of work may use of this machine: variables for the environment of its processes.
+#: A part of this machine, as environment variables for the processes of the work.
 Portion = Mapping[str, str]
 
 
 def divide_machine(count: int) -> list[Portion]:
-    """Returns the portions of `count` pieces that run side by side; a single one gets the whole machine."""
+    """Divides this machine among `count` parallel pieces of work; a single one gets the whole machine."""
     if count == 1:
         return [{}]
     gpus = visible_gpus()
     threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
     if not gpus:
         return [threads] * count
-    # Without growth the first of those that share a GPU would take all of its memory.
+    # Without memory growth, the first process on a shared GPU would take all of its memory.
     growth = {GROWTH: "true"} if len(gpus) < count else {}
     return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
 
@@ -30,12 +30,12 @@ def divide_machine(count: int) -> list[Portion]:
 def run_side_by_side(begin_next: Callable[[Portion], Work | None], count: int, end_others: Callable[[], None]) -> None:
     """Runs work, `count` pieces at a time, until none runs and none can begin.
 
-    With one at a time, it runs in the thread of the caller: a debugger needs that.
+    With `count` 1 it runs in the caller's thread: a debugger needs that.
 
     Args:
-        begin_next: begins a piece of work; None: none can begin now. It is asked at the start, and whenever a piece has
+        begin_next: begins a piece of work; None: none can begin now. Called at the start and whenever a piece has
             ended.
-        end_others: called after an exception, which is raised when the pieces that still run have ended.
+        end_others: called after an exception. The exception is raised when the running pieces have ended.
     """
     free = divide_machine(count)
     if count == 1:

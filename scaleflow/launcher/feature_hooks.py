@@ -26,7 +26,7 @@ class FeatureHooks:
                 self._hooks[feature.name] = hook
 
     def on_event(self, event: Event) -> None:
-        """Shows an event to all hooks. A hook that fails sees no more events: one note is enough."""
+        """Passes an event to all hooks. A hook that fails gets no more events: one note is enough."""
         for name, hook in list(self._hooks.items()):
             is_failed = True
             with guard_extra(f"the feature {name}", self._run.print_note):
@@ -36,7 +36,7 @@ class FeatureHooks:
                 del self._hooks[name]
 
     def after_folds(self, kept: KeptPredictions) -> list[Path]:
-        """Shows all hooks the predictions of all folds of a job; returns the files that they made of them."""
+        """Passes the predictions of all folds of a job to all hooks. Returns the files that they wrote."""
         files: list[Path] = []
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
@@ -44,7 +44,7 @@ class FeatureHooks:
         return files
 
     def describe_end(self) -> list[tuple[str, str]]:
-        """Returns the rows of all hooks for the last lines of a run."""
+        """Returns all hooks' rows for the last lines of a run."""
         rows: list[tuple[str, str]] = []
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
@@ -52,7 +52,7 @@ class FeatureHooks:
         return rows
 
     def after_run(self, answer: Mapping[str, Any]) -> None:
-        """Shows all hooks the object of `--json`."""
+        """Passes the object of `--json` to all hooks."""
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
                 hook.after_run(answer)

@@ -1,6 +1,6 @@
 """Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended.
 
-Features may come before it: `Feature.before_run`.
+Features may act before the run: `Feature.before_run`.
 """
 
 import contextlib
@@ -69,17 +69,18 @@ from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_t
 from scaleflow.tracking.active_run import ActiveRun, find_active_run
 from scaleflow.tracking.connection import format_store_error
 
-#: Keys that the script sets itself, or that apply only to this command.
+#: Keys that the script sets itself, or that concern only this command.
 SCRIPT_KEYS = ("cluster.submit", "cluster.workers", "hydra.run.dir")
 
-#: Seconds added to a pod's termination grace period, after ending the run and sending its last events to the store.
+#: Seconds added to a pod's termination grace period, after the run has ended and its last events are sent.
 FLUSH_MARGIN_SECONDS = 30.0
 
 
 def render_submission(plan: Plan, words: Sequence[str]) -> str:
-    """Renders the script or the manifest of a run; `words` are those after `scaleflow`, as they were typed.
+    """Renders the script or the manifest of a run. `words` are the typed words after `scaleflow`.
 
-    Raises ConfigError if a word holds a secret, which must not be in a file, or if the engine does not allow a name.
+    Raises ConfigError if a word contains a secret, which must not be written to a file, or if the engine rejects a
+    name.
     """
     for word in words:
         if mask_override(word) != word:
@@ -89,9 +90,9 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
             )
     arguments = [word for word in words if override_key(word) not in SCRIPT_KEYS]
     settings = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}
-    typed = {override_key(word) for word in words}  # what a recipe, not the user, has set must not be in the script
+    typed = {override_key(word) for word in words}  # the script must not contain values from a recipe
     arguments += [f"{key}=null" for key, value in settings.items() if value is not None and key not in typed]
-    tasks = sum(count_processes(plan).values())  # each has its own launcher
+    tasks = sum(count_processes(plan).values())  # each process has its own launcher
     typed_folder = CommandWords(split_flags(words)[1]).find("hydra.run.dir")
     folder = None if typed_folder is None else str(typed_folder)
     if folder is not None and "'" in folder:
@@ -103,7 +104,7 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
 
 
 class ProvenanceCollector(threading.Thread):
-    """Collects what a run is made of. Writes nothing in processes whose events are not the run's."""
+    """Collects the run's provenance. Writes nothing in processes whose events are not the run's."""
 
     def __init__(self, spec: RunSpec, facts: LaunchFacts) -> None:
         super().__init__(name="provenance", daemon=True)
@@ -116,19 +117,19 @@ class ProvenanceCollector(threading.Thread):
             return
         try:
             record_provenance(self._spec, self._facts)
-        except Exception as error:  # the run goes on without the record
+        except Exception as error:  # the run continues without the record
             self.error = format_store_error(error)
 
 
-#: Seconds that a refused command waits for the completion of a store that it has begun to create.
+#: Seconds that a refused command waits until the store that it has begun to create is complete.
 MIGRATION_SECONDS = 180.0
 
 
 def run_job(config: DictConfig, started: float) -> Outcome:
     """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
-    The config has its interpolations; the command `started` at a time in seconds since the epoch. Raises ConfigError
-    if it cannot work.
+    The config contains its interpolations. `started` is when the command began, in seconds since the epoch. Raises
+    ConfigError if the command cannot work.
     """
     composed = read_composed_config(config)
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
@@ -145,7 +146,7 @@ def run_job(config: DictConfig, started: float) -> Outcome:
         if run.resume_number:
             remove_created(composed.folder)  # the run has its own folder
         if run.is_finished:
-            repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
+            repair_quietly(run.spec.folder)  # sends events that the command that finished it could not record
             print(f"{run.spec.folder}: the run is finished; {describe_longer(run.spec)}")
             return Outcome(read=partial(answer_run, run.spec.folder))
         check_folder(run.spec.folder, ignored=list_hydra_names())
@@ -156,7 +157,7 @@ def run_job(config: DictConfig, started: float) -> Outcome:
 
 
 def describe_longer(spec: RunSpec) -> str:
-    """Returns how a finished run is trained longer. After early stopping, more epochs would end at once."""
+    """Explains how to train a finished run longer. After early stopping, more epochs would end at once."""
     state = RunState.read(spec.folder)
     training = spec.plan.training
     steps = state.length.get("max_steps", 0)
@@ -188,17 +189,17 @@ def launch_run(
     on_event: Callable[[Event], None] | None = None,
     facts: LaunchFacts | None = None,
 ) -> Outcome:
-    """Runs a prepared run, whose folder exists and can be written, from start to end, after what features do before it.
+    """Runs a prepared run from start to end, after the features' work before it. Its folder must exist and be writable.
 
     Args:
         adopts: whether the run continues one that the environment names.
-        stop: receives the signals, if this command has caught them already.
+        stop: receives the signals, if this command already catches them.
         display: shows the run; None: the terminal of this command.
         on_event: receives each event.
-        facts: what all runs of this command are made of.
+        facts: the provenance that all runs of this command share.
 
     Returns:
-        The outcome of the command. It has an error if the store or a worker has refused the run: there is none then.
+        The outcome of the command. It has an error if the store or a worker refused the run; then there is no run.
 
     Raises:
         ConfigError: if the run cannot begin.
@@ -212,7 +213,7 @@ def launch_run(
                 if not run.resume_number:
                     refuse_used_folder(run.spec)
                 if run.spec.server is None and not run.spec.plan.debug.inline:
-                    server = resources.enter_context(start_fork_server())  # all runs of this command share it
+                    server = resources.enter_context(start_fork_server())  # shared by all runs of this command
                     run = replace(run, spec=replace(run.spec, server=server))
                 completed = complete_run(run, features, stop)
             except ConfigError:
@@ -234,7 +235,7 @@ def launch_completed_run(
     on_event: Callable[[Event], None] | None = None,
     facts: LaunchFacts | None = None,
 ) -> Outcome:
-    """Runs a run that needs nothing before it. The arguments are those of `launch_run`."""
+    """Runs a run that features have completed. The arguments are those that `launch_run` takes."""
     spec = run.spec
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     if spec.parent is None:
@@ -242,7 +243,7 @@ def launch_completed_run(
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_phase("reading the config", since=spec.started)
     with contextlib.ExitStack() as resources:
-        resources.callback(display.close)  # also after an exception, so that the cursor is shown again
+        resources.callback(display.close)  # even after an exception, so that the cursor is shown again
         try:
             if not run.has_weights:
                 spec = replace(spec, plan=resources.enter_context(locate_weights(spec.plan)))
@@ -271,21 +272,21 @@ def launch_completed_run(
 
 
 def list_notes(run: PreparedRun, active: ActiveRun | None) -> list[str]:
-    """Returns the notes of a run before it begins; `active` is the MLflow run that is active in this thread."""
+    """Returns the notes to print before a run begins. `active` is the MLflow run that is active in this thread."""
     return [*run.composed.notes, *(active.notes if active is not None else ())]
 
 
 def find_features_before(spec: RunSpec) -> list[Feature]:
-    """Returns the features that do something before a run that trains."""
+    """Returns the features that act before a run that trains."""
     if not spec.task.trains:
         return []
     return [feature for feature in list_features().values() if feature.before_run and feature.is_used_by(spec.plan)]
 
 
 def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopRequest) -> PreparedRun | Outcome:
-    """Returns the run as features complete it, or the outcome of the command if one of them ends it.
+    """Returns the run completed by features, or the outcome of the command if a feature ends it.
 
-    Raises ConfigError if a feature refuses the run, or if a placeholder of its config is left.
+    Raises ConfigError if a feature refuses the run, or if its config still has a placeholder.
     """
 
     def launch_other(other: PreparedRun) -> Outcome:
@@ -311,7 +312,7 @@ def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopReques
 
 
 def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool) -> Outcome:
-    """Runs a run whose folder is locked; returns the outcome of the command."""
+    """Runs a run whose folder is locked. Returns the outcome of the command."""
     spec = monitor.spec
     recorder = monitor.recorder
     for line in describe_part(spec, is_resumed):
@@ -336,7 +337,7 @@ def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resume
 
 
 def digest_data(spec: RunSpec) -> None:
-    """Digests the files of the data while TensorFlow is imported: the worker then finds the digests in the cache."""
+    """Digests the data files while TensorFlow is imported, so that the worker finds the digests in the cache."""
     if spec.records:
         digest_files(find_data_files(spec.plan.dataset.target.arguments))
 
@@ -360,7 +361,7 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files:
 
 
 def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
-    """Returns lines for the user: this command's part of the run, and the run in the store that it continues."""
+    """Returns lines about this command's part of the run, and about the run in the store that it continues."""
     lines = list_size_notes(spec.files) if spec.records else []
     if is_resumed and (requested := os.environ.get(RUN_ID)):
         tracked = spec.files.read_record().get("run_id")
@@ -376,9 +377,9 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
 
 
 def write_configs(run: PreparedRun) -> None:
-    """Writes the config and the overrides, with secrets masked. Only the command that records the run does that.
+    """Writes the config and the overrides, with secrets masked. Only the command that records the run calls it.
 
-    Raises ConfigError if the folder holds another run, or if a worker still writes to it.
+    Raises ConfigError if the folder contains another run, or if a worker still writes to it.
     """
     files = run.spec.files
     overrides = OmegaConf.to_yaml([mask_override(override) for override in run.composed.words.overrides])
@@ -401,7 +402,7 @@ def write_configs(run: PreparedRun) -> None:
 
 
 def refuse_used_folder(spec: RunSpec) -> None:
-    """Raises ConfigError if the folder holds another run."""
+    """Raises ConfigError if the folder contains another run."""
     if RunState.read(spec.folder).is_ready:
         folder = os.path.relpath(spec.folder)
         raise ConfigError(
@@ -411,19 +412,19 @@ def refuse_used_folder(spec: RunSpec) -> None:
 
 
 def discard_refused(monitor: RunMonitor) -> None:
-    """Removes the files of a refused run, unless a log says more, or something was trained."""
+    """Removes the files of a refused run, unless a log explains more, or something was trained."""
     spec = monitor.spec
     state = monitor.state
     recorder = monitor.recorder
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(1.0)
-        if recorder.is_alive():  # ending while a store is being created would leave an incomplete store
+        if recorder.is_alive():  # ending now would leave an incomplete store
             monitor.display.print_line("waiting until the tracking store is complete")
             recorder.join(MIGRATION_SECONDS)
     recorder.stop()
     if spec.records and spec.plan.resume is not None:
         remove_launch_state(spec.files, spec.files.count_resumes())
-        if not state.is_ready:  # the run is not resumed, so these words do not count
+        if not state.is_ready:  # the run is not resumed, so these overrides do not count
             spec.files.resume_overrides(spec.files.count_resumes()).unlink(missing_ok=True)
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
@@ -434,7 +435,7 @@ def discard_folder(spec: RunSpec) -> None:
     """Removes the files that this command wrote, and then the empty folders that it created."""
     paths = [spec.log, spec.events]
     if spec.records:
-        if spec.plan.task is None:  # otherwise other machines may still write to the folder
+        if spec.plan.task is None:  # with several machines, others may still write to the folder
             paths = spec.files.list_process_files()
         paths += spec.files.list_launcher_files()
     for path in paths:

@@ -11,22 +11,22 @@ from typing import Any, NamedTuple, TextIO
 from scaleflow.interfaces.events import RunReady
 from scaleflow.interfaces.formatting import format_number
 
-#: The labels of values that people paste: these are printed in one piece.
+#: Labels of values that people copy: these are printed in one piece.
 PASTED = ("look at it", "go on", "load it")
 
-#: A space at which no line is broken.
+#: A space where a line must not be broken.
 FIXED = "\xa0"
 
 
 class Column(NamedTuple):
     """A part of a line of an epoch."""
 
-    rank: int  # the columns with the highest rank are left out first
-    width: int  # the usual width, so that all lines have the same columns
+    rank: int  # the highest ranks are left out first
+    width: int  # the usual width, so that the columns of all lines align
     text: str
 
 
-#: The metrics of a line, in its order; with their ranks.
+#: The metrics of a line, in order, with their ranks.
 METRIC_RANKS = {"train/loss": 3, "train/accuracy": 5, "train/mae": 5, "val/loss": 2, "val/accuracy": 1, "val/mae": 1}
 RATE_RANK = 6
 LEFT_RANK = 4
@@ -38,7 +38,7 @@ LEFT_WIDTH = 15
 
 
 def measure_width(stream: TextIO) -> int | None:
-    """Returns the columns of a terminal; None for another stream."""
+    """Returns the number of columns of a terminal; None for any other stream."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -58,7 +58,7 @@ def list_figures(values: Mapping[str, Any], left: str = "") -> list[Column]:
 
 
 def fit_columns(start: str, columns: Sequence[Column], width: int | None) -> str:
-    """Returns a line of the columns that fit into a width after its start."""
+    """Joins the columns that fit into a width after the start of the line."""
     columns = list(columns)
     while width is not None and columns:
         if sum(2 + max(each.width, len(each.text.rstrip())) for each in columns) + len(start) <= width:
@@ -68,9 +68,9 @@ def fit_columns(start: str, columns: Sequence[Column], width: int | None) -> str
 
 
 def wrap_line(text: str, width: int | None, indent: int = 2) -> list[str]:
-    """Breaks a line between its columns, which two spaces separate, and in long columns between words.
+    """Breaks a line between its columns, which are separated by two spaces, and within long columns between words.
 
-    A word that is longer than a line stays whole, so that it can be copied.
+    A word longer than a line is not broken, so that it can be copied.
     """
     if width is None or len(text) <= width:
         return [text]
@@ -86,9 +86,9 @@ def wrap_line(text: str, width: int | None, indent: int = 2) -> list[str]:
 
 
 def format_row(label: str, value: str, column: int, width: int | None) -> list[str]:
-    """Returns the lines of a row of a summary, whose values begin in one column.
+    """Returns the lines of a summary row. The values of all rows begin in the same column.
 
-    A value whose longest word does not fit beside its label begins on a line of its own.
+    If a value's longest word does not fit after its label, the value begins on its own line.
     """
     line = f"{label:<{column}}{value}"
     if width is None or len(line) <= width:
@@ -104,16 +104,16 @@ def format_row(label: str, value: str, column: int, width: int | None) -> list[s
 def lay_out_table(
     cells: Sequence[Sequence[str]], left: Sequence[str], width: int | None, less: Sequence[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns the lines of a table's head, and those of each row.
+    """Returns the lines of a table's head, and the lines of each row.
 
-    If the table is too wide, its head breaks into two lines, then columns are left out. If that is not enough, each row
-    is a paragraph that names its columns, and there is no head.
+    If the table is too wide, its head breaks into two lines, then columns are left out. If it is still too wide, each
+    row becomes a paragraph that names its columns, and there is no head.
 
     Args:
-        cells: the head, and the rows.
-        left: the columns whose text begins at the left.
-        width: of the terminal; None: any.
-        less: the columns that may be left out, the first one first.
+        cells: the head and the rows.
+        left: the left-aligned columns.
+        width: the terminal's width; None: unlimited.
+        less: columns that may be left out, in this order.
     """
     names = cells[0]
     rows = cells[1:]

@@ -1,7 +1,7 @@
-"""Objects of a program as the data and the model of a run: `scaleflow.run(..., data=frame, model=network)`.
+"""Uses a program's objects as the data and the model of a run: `scaleflow.run(..., data=frame, model=network)`.
 
-The worker is another process, and a resumed run needs them again. So tables, arrays and Keras models are written to
-files in the run's folder, whose names contain a hash of the content. pyarrow and NumPy are imported inside the
+The worker is another process, and a resumed run needs the objects again. So tables, arrays and Keras models are written
+to files in the run's folder, whose names contain a hash of the content. pyarrow and NumPy are imported inside the
 functions, because only runs with such objects need them.
 """
 
@@ -27,7 +27,7 @@ from scaleflow.runs.objects import KERAS_FILE
 TABLE = "scaleflow.dataset.table.Table"
 NPZ = "scaleflow.dataset.npz.Npz"
 
-#: The names of arrays in a tuple.
+#: The names of the arrays in a tuple.
 ARRAYS = ("x", "y", "w")
 
 #: The number of rows in a record batch, which is read at once.
@@ -39,14 +39,14 @@ class ObjectFile:
     """An object that a run reads from a file in its folder."""
 
     option: tuple[str, str]  # the config group and its option that reads such a file
-    target: str  # what that option names
+    target: str  # the `_target_` of that option
     name: str  # the name of the file
-    write: Callable[[Path], object]  # writes it to a path
-    more: Mapping[str, str] = field(default_factory=dict)  # further keys of the group, with their values
+    write: Callable[[Path], object]  # writes the file
+    more: Mapping[str, str] = field(default_factory=dict)  # more keys of the group, with their values
 
 
 def plan_data_file(data: Any) -> ObjectFile:
-    """Returns the file of `run(data=...)`. Raises ConfigError for an object that is neither a table nor arrays."""
+    """Returns the file for `run(data=...)`. Raises ConfigError for an object that is neither a table nor arrays."""
     if isinstance(data, tuple | Mapping):
         arrays = name_arrays(data)
         digest = hash_parts(part for name, each in arrays.items() for part in (f"{name}{each.dtype}{each.shape}", each))
@@ -59,7 +59,7 @@ def plan_data_file(data: Any) -> ObjectFile:
 
 
 def name_arrays(data: tuple[Any, ...] | Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns arrays by their names in a file of `dataset=npz`. Raises ConfigError if they cannot be written there."""
+    """Returns arrays by their names in a `dataset=npz` file. Raises ConfigError if they cannot be written there."""
     import numpy as np
 
     if isinstance(data, tuple) and len(data) not in (2, 3):
@@ -88,7 +88,7 @@ def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
 
 
 def plan_model_file(model: Any) -> ObjectFile | None:
-    """Returns the file of a Keras model; None for anything else. Raises ConfigError if it has no weights."""
+    """Returns the file for a Keras model; None for any other object. Raises ConfigError if the model has no weights."""
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, keras.Model):
         return None
@@ -99,7 +99,7 @@ def plan_model_file(model: Any) -> ObjectFile | None:
 
 
 def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
-    """Returns the config of a run whose model a function builds, with the keys that all models share.
+    """Returns the config of a run whose model is built by a function. It keeps the keys that all models share.
 
     Raises ConfigError if the worker, another process, could not import the function.
     """
@@ -118,7 +118,7 @@ def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
 
 
 def keep_model_file(plan: Plan, files: RunFolder) -> None:
-    """Copies the Keras file with which a run begins into its folder, if it is not there. A large one is not copied.
+    """Copies a run's initial Keras file into its folder, unless the file is already there or too large.
 
     Raises ConfigError if it cannot be copied.
     """
@@ -148,7 +148,7 @@ def list_size_notes(files: RunFolder) -> list[str]:
 
 
 def hash_parts(parts: Any) -> str:
-    """Returns 16 hexadecimal digits that depend on texts and arrays."""
+    """Returns 16 hexadecimal digits, a hash of texts and arrays."""
     import numpy as np
 
     digest = hashlib.blake2b(digest_size=8)
@@ -158,7 +158,7 @@ def hash_parts(parts: Any) -> str:
 
 
 def add_options(words: Sequence[str], files: Sequence[ObjectFile]) -> list[str]:
-    """Returns the words of a run, with the options that read the files where no other is typed."""
+    """Returns the words of a run, with the options that read the files unless other options are typed."""
     typed = {word.partition("=")[0] for word in words}
     if "resume" in typed:
         return list(words)
@@ -168,7 +168,7 @@ def add_options(words: Sequence[str], files: Sequence[ObjectFile]) -> list[str]:
 def place_file(composed: ComposedConfig, file: ObjectFile) -> tuple[ComposedConfig, Path]:
     """Returns the config of a run that reads a file in its folder, and the path of the file.
 
-    Raises ConfigError if the config has something else there.
+    Raises ConfigError if the config already names something else.
     """
     group, option = file.option
     argument, key = ("data", "data_dir") if group == "dataset" else ("model", "path")
@@ -185,7 +185,7 @@ def place_file(composed: ComposedConfig, file: ObjectFile) -> tuple[ComposedConf
 
 
 def to_arrow(data: Any) -> Any:
-    """Converts a pandas DataFrame to a `pyarrow.Table`, without its index; returns a `pyarrow.Table` as it is.
+    """Converts a pandas DataFrame, without its index, to a `pyarrow.Table`. A `pyarrow.Table` is returned unchanged.
 
     Raises ConfigError for other types, and for columns whose values have no common type.
     """
@@ -225,7 +225,7 @@ def write_batches(table: Any, writer: Any) -> None:
 
 
 class HashFile(io.RawIOBase):
-    """A file whose contents are hashed."""
+    """A file that only hashes the written content."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=8)
@@ -239,7 +239,7 @@ class HashFile(io.RawIOBase):
 
 
 def hash_table(table: Any) -> str:
-    """Returns 16 hexadecimal digits that depend on the names, types and values of a table."""
+    """Returns 16 hexadecimal digits, a hash of the names, types and values of a table."""
     import pyarrow
 
     file = HashFile()

@@ -3,8 +3,8 @@
     command --resolve_config--> config --parse_plan--> Plan --resolve_environment--> Plan
     Plan --check_plan, check_outside--> RunSpec
 
-This module resolves what depends on the machine: environment variables, a TPU, free ports, the tracking store, and the
-folder of a run to resume. The spec holds the results, so that no process has to look again.
+This module resolves everything that depends on the machine: environment variables, a TPU, free ports, the tracking
+store, and the folder of a run to resume. The spec holds the results, so that no process must look again.
 """
 
 import json
@@ -87,7 +87,7 @@ def find_folder_to_resume(named: str, composed: Config) -> Path:
     return folder
 
 
-#: The variable in which a pipeline passes tags to the commands of its stages, as JSON.
+#: The variable with the tags, as JSON, that a pipeline passes to the commands of its stages.
 STAGE_TAGS = "SCALEFLOW_STAGE_TAGS"
 
 
@@ -95,14 +95,15 @@ STAGE_TAGS = "SCALEFLOW_STAGE_TAGS"
 class PreparedRun:
     """A run that can be launched.
 
-    A command adds to the spec what nothing else depends on: tags, the run that this one repeats, the folder of a sweep.
+    Commands add to the spec values that nothing else depends on: tags, the run that this one repeats, the folder of a
+    sweep.
     """
 
-    spec: RunSpec  # the spec of the first process that this command starts
-    composed: ComposedConfig  # its config for `config.yaml`; its words for `overrides.yaml`, or for `resume-N.yaml`
-    resume_number: int = 0  # how many commands have resumed the run, including this one; 0 if the run begins
-    is_finished: bool = False  # whether the run to resume is finished, and the command does not make it longer
-    has_weights: bool = False  # whether the run to resume has checkpoints, so that it needs no `model.init_from`
+    spec: RunSpec  # the first process that this command starts
+    composed: ComposedConfig  # its config is for `config.yaml`, its words for `overrides.yaml` or `resume-N.yaml`
+    resume_number: int = 0  # how often the run was resumed, including now; 0: the run begins
+    is_finished: bool = False  # whether the run to resume is finished, and this command does not make it longer
+    has_weights: bool = False  # whether the run to resume has checkpoints, so that `model.init_from` is not needed
 
 
 def prepare_run(
@@ -115,12 +116,12 @@ def prepare_run(
     """Checks a config, and finds the run that it resumes.
 
     Args:
-        composed: with the folder of the run.
+        composed: the config, with the folder of the run.
         started: when the command began, in seconds since the epoch; None: now.
         resume: the folder or the id of the run to resume; None: the config's `resume`.
-        policy: of a run that begins.
+        policy: the checks of a new run.
 
-    Raises ConfigError if the command cannot work; the message names the key, the value and what would work.
+    Raises ConfigError if the command cannot work. The message names the key, the value and a fix.
     """
     started = time.time() if started is None else started
     resume = resume or composed.resolved.get("resume")
@@ -131,7 +132,7 @@ def prepare_run(
 
 
 def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) -> RunSpec:
-    """Makes the spec of the first process; `typed` are the overrides of all commands of the run."""
+    """Makes the spec of the first process. `typed` are the overrides of all commands of the run."""
     if plan.cluster.submit is None and not find_engine(plan.cluster).is_remote:
         check_own_names(plan.config, plan.search)
     check_dataset_files(plan, folder)
@@ -142,12 +143,12 @@ def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) ->
 
 
 def read_stage_tags() -> dict[str, str]:
-    """Returns the tags that the pipeline of this command, if there is one, gives to its runs."""
+    """Returns the tags that this command's pipeline, if there is one, gives to its runs."""
     return {str(key): str(value) for key, value in json.loads(os.environ.get(STAGE_TAGS) or "{}").items()}
 
 
 def check_folder_names(plan: Plan, folder: Path) -> None:
-    """Raises ConfigError for folders whose names TensorFlow reads as globs, so that it cannot read its files there."""
+    """Raises ConfigError for folders whose names TensorFlow reads as globs: it could not read its files there."""
     for key, path in (("hydra.run.dir", folder.absolute()), ("checkpoint.folder", plan.checkpoint.folder)):
         if {"[", "\\"} & {*str(path or "")}:
             raise ConfigError(
@@ -159,7 +160,7 @@ def check_folder_names(plan: Plan, folder: Path) -> None:
 def check_dataset_files(plan: Plan, folder: Path) -> None:
     """Checks the files of a built-in dataset, if workers on this machine read them.
 
-    Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
+    Raises the source's ConfigError. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
     target = plan.dataset.target
     is_here = plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
@@ -211,14 +212,14 @@ def prepare_resume(typed: ComposedConfig, named: str, started: float) -> Prepare
     return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished=is_finished, has_weights=has_weights)
 
 
-#: The strategies that run in one process.
+#: Strategies that run in one process.
 ONE_PROCESS = ("auto", "one_device", "mirrored")
 
 
 def make_plan(composed: ComposedConfig, policy: Policy = TRAIN) -> Plan:
-    """Parses and checks a config, as far as that is possible without TensorFlow: every plan is made here.
+    """Parses a config and checks it without TensorFlow. Every plan is made here.
 
-    Raises what `prepare_run` raises.
+    Raises the errors of `prepare_run`.
     """
     asked = parse_plan(composed.resolved, composed.choices, composed.search)
     plan = resolve_environment(asked, os.environ)
@@ -234,9 +235,9 @@ def make_plan(composed: ComposedConfig, policy: Policy = TRAIN) -> Plan:
 
 
 def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
-    """Adds what the environment determines: the task of this process, and the strategy for `strategy=auto`.
+    """Adds values from the environment: the task of this process, and the strategy for `strategy=auto`.
 
-    Raises ConfigError if TF_CONFIG, a task of Slurm or Kubernetes or a TPU is asked for, and is missing or wrong.
+    Raises ConfigError if TF_CONFIG, a task of Slurm or Kubernetes or a TPU is required, and is missing or wrong.
     """
     plan = apply_tf_config(apply_tpu(plan), environment)
     engine = find_engine(plan.cluster)
@@ -248,7 +249,7 @@ def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
 
 
 def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
-    """Replaces `strategy=auto` by multi_worker, or by parameter_server, if TF_CONFIG names several processes."""
+    """Replaces `strategy=auto` with multi_worker or parameter_server, if TF_CONFIG names several processes."""
     cluster = plan.cluster
     engine = find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
@@ -264,9 +265,9 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
 
 
 def apply_tpu(plan: Plan) -> Plan:
-    """Replaces `strategy=auto` by tpu if there is one, and adds the address of the TPU.
+    """Replaces `strategy=auto` with tpu if there is a TPU, and adds the TPU's address.
 
-    Raises ConfigError if `hardware.tpu` or the environment names the TPU in a form that is not valid.
+    Raises ConfigError if `hardware.tpu` or the environment names a TPU in an invalid form.
     """
     if not (plan.strategy.is_auto or plan.strategy.is_tpu) or plan.hardware.name in ("cpu", "gpu"):
         return plan
@@ -281,11 +282,9 @@ def apply_tpu(plan: Plan) -> Plan:
 
 
 def check_outside(plan: Plan, tpu: str | None) -> Plan:
-    """Checks what the run needs outside of this process; returns the plan with the address of the tracking store.
+    """Checks everything that the run needs outside this process. Returns the plan with the tracking store's address.
 
-    `tpu` is the TPU that was asked for.
-
-    Raises ConfigError if something is missing; the message names it.
+    `tpu` is the requested TPU. Raises ConfigError, which names the missing part.
     """
     note_copies(plan)
     check_tpu(plan, tpu)
@@ -303,7 +302,7 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
 
 
 def run_feature_check(feature: Feature, plan: Plan) -> None:
-    """Calls the check of a feature. If it fails by itself, this is told, and the run goes on.
+    """Calls a feature's check. If the check itself fails, a message reports it, and the run continues.
 
     Raises ConfigError if the check refuses the plan.
     """
@@ -316,15 +315,15 @@ def run_feature_check(feature: Feature, plan: Plan) -> None:
 
 
 def note_copies(plan: Plan) -> str | None:
-    """Returns a warning if this command is one of several independent copies, else None.
+    """Returns a warning if this command is one of several independent copies; otherwise None.
 
-    Raises ConfigError if each would start several processes.
+    Raises ConfigError if each copy would start several processes.
     """
     return describe_copies(plan, os.environ) if find_engine(plan.cluster).is_local else None
 
 
 def check_tpu(plan: Plan, asked: str | None) -> None:
-    """Checks that the TPU answers, because TensorFlow would wait for it without a limit."""
+    """Raises ConfigError unless the requested TPU answers: TensorFlow would wait for it forever."""
     if not plan.strategy.is_tpu:
         return
     address = find_tpu(asked)

@@ -13,12 +13,12 @@ from scaleflow.launcher.lines import fit_columns, list_figures
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: The columns of a bar.
+#: The width of a bar in columns.
 BAR_WIDTH = 20
 
 
 class TrainingProgress:
-    """The progress of a training, which `began` at a time of the monotonic clock, in seconds."""
+    """The progress of a training. `began` is in seconds of the monotonic clock."""
 
     def __init__(self, steps: int) -> None:
         self.began = time.monotonic()
@@ -29,13 +29,13 @@ class TrainingProgress:
         self._has_validated = False
 
     def add(self, event: MetricsLogged) -> None:
-        """Notes the metrics of a call of the training loop. The speed is measured from the last compilation on."""
+        """Notes the metrics of a call of the training loop. The speed is measured since the last compilation."""
         self._latest, self._latest_at = event, time.monotonic()
         if self._measured_from is None or event.compiled:
             self._measured_from = self._latest_at, event.step
 
     def end_epoch(self) -> None:
-        """Leaves the first validation out of the speed, because it compiles, too."""
+        """Excludes the first validation from the speed, because it compiles."""
         if self._measured_from is not None and not self._has_validated:
             now = time.monotonic()
             self._measured_from = self._measured_from[0] + now - self._latest_at, self._measured_from[1]
@@ -43,7 +43,7 @@ class TrainingProgress:
         self._has_validated = True
 
     def describe(self, width: int | None) -> str:
-        """Returns a line with the step, the metrics and the time left, as much as fits into a width."""
+        """Returns a line with the step, the metrics and the time left, as far as they fit into a width."""
         if self._latest is None:
             return f"still compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
         return self._describe_call(f"step {self._latest.step:>{len(str(self._steps))}}/{self._steps}", width)
@@ -54,7 +54,7 @@ class TrainingProgress:
         return fit_columns(start, list_figures(values, self.describe_time_left()), width)
 
     def __rich__(self) -> Text:
-        """Returns what stands beside a bar and its count of steps: as much as fits."""
+        """Returns the text after a bar and its count of steps, as far as it fits."""
         from rich.text import Text
 
         if self._latest is None:
@@ -63,7 +63,7 @@ class TrainingProgress:
         return Text(self._describe_call("", room))
 
     def describe_time_left(self) -> str:
-        """Estimates the time left from the speed so far; empty if it is not known, or if less was left."""
+        """Estimates the time left from the speed so far; empty if it is unknown, or if the estimate has passed."""
         step = 0 if self._latest is None else self._latest.step
         began, first = self._measured_from or (0.0, step)
         if step <= first or step >= self._steps:

@@ -1,6 +1,6 @@
-"""The end of a run: does what the command does afterwards, and prints the last lines.
+"""Ends a run: does the command's work after it, and prints the last lines.
 
-They say how the run ended, its results, and where they are.
+The lines contain how the run ended, its results, and where they are.
 """
 
 import os
@@ -24,17 +24,17 @@ from scaleflow.runs import RunSpec, RunState
 class EndTask(Protocol):
     """Work of a command after the end of its run. It cannot change how the run ended.
 
-    A feature names its end task in its declaration. The launcher calls `run` if the plan uses the feature.
+    A feature declares its end task. The launcher calls `run` if the plan uses the feature.
     """
 
     def run(self, monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
-        """Does the work, unless the run is not one that needs it; returns rows for the last lines.
+        """Does the work if this run needs it. Returns rows for the last lines.
 
-        `is_recorded` says whether the store has everything of the run.
+        `is_recorded` is whether the store has the complete run.
         """
 
 
-#: The constant predictions, by the metric that is their baseline.
+#: The constant predictions, by the metric for which they are the baseline.
 PREDICTIONS = {
     "accuracy": "always the most frequent class",
     "exact_match": "always the most frequent labels",
@@ -46,9 +46,9 @@ NO_ANSWER = "it does not answer"
 
 
 def run_end_tasks(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
-    """Does the end tasks of the features that a run's plan uses; returns rows for the last lines.
+    """Runs the end tasks of the features that a run's plan uses. Returns rows for the last lines.
 
-    An error in one of them becomes a note with the feature's name.
+    An error in a task becomes a note with the feature's name.
     """
 
     def print_note(text: str) -> None:
@@ -65,7 +65,7 @@ def run_end_tasks(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str
 
 
 def finish_run(monitor: RunMonitor) -> None:
-    """Waits for the recorder, does the end tasks, and prints how the run ended and where its results are."""
+    """Waits for the recorder, runs the end tasks, and prints how the run ended and where its results are."""
     spec = monitor.spec
     state = monitor.state
     recorder = monitor.recorder
@@ -107,7 +107,7 @@ def finish_run(monitor: RunMonitor) -> None:
 
 
 def list_results(monitor: RunMonitor) -> list[tuple[str, str]]:
-    """Returns rows with what a run has found, and what features say of it."""
+    """Returns rows with the results of a run, including the features' rows."""
     spec = monitor.spec
     state = monitor.state
     rows: list[tuple[str, str]] = []
@@ -130,7 +130,7 @@ def describe_wait(seconds: float, patience: float, is_interrupted: bool) -> str:
 
 
 def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:
-    """Returns rows with the newest checkpoint of a run that did not finish, and the command that continues from it."""
+    """Returns rows with the newest checkpoint of an unfinished run, and the command that continues from it."""
     if state.status == "FINISHED" or state.checkpoint is None:
         return []
     return [
@@ -140,7 +140,7 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
 
 
 def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
-    """Returns rows with the measurements of each format of the model."""
+    """Returns rows with the measurements of each exported format of the model."""
     rows = []
     for each in formats:
         shown = {name: format_number(value) for name, value in each.values.items()}
@@ -152,12 +152,12 @@ def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with the run's last metrics, each beside its baselines; jobs of a sweep leave out the baselines."""
+    """Returns rows with the run's last metrics and their baselines. Jobs of a sweep leave out the baselines."""
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
     rows = []
     middle = "median" if spec.plan.objective.levels else "mean"
-    shown = known if state.status == "FINISHED" else state  # a resumed run repeats no value that it has recorded
+    shown = known if state.status == "FINISHED" else state  # a resumed run does not repeat values that it has recorded
     for name in shown.results:
         reference = baseline.get(name)
         metric = name.rpartition("/")[2]

@@ -1,1 +1,1 @@
-"""The processes of a run: how they start, on this machine or on Ray, how they are watched, restarted and stopped."""
+"""Starts the processes of a run, on this machine or on Ray, watches them, restarts them and stops them."""

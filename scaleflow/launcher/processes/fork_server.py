@@ -1,9 +1,9 @@
 """The fork server: imports TensorFlow once and forks processes, which then start in milliseconds.
 
-`python -m scaleflow.launcher.processes.fork_server FD` runs it, with a listening Unix socket as standard input. It
-ends when the launcher is gone, which holds the other end of the pipe FD. TensorFlow's runtime does not start before a
-fork, so each worker sets up its own devices. The warm server is one, too: it forks commands, and the fork servers of
-their runs.
+`python -m scaleflow.launcher.processes.fork_server FD` runs it, with a listening Unix socket as standard input. The
+launcher holds the other end of the pipe FD; the server ends when the launcher is gone. TensorFlow's runtime does not
+start before a fork, so each worker sets up its own devices. The warm server is also a fork server: it forks commands,
+and the fork servers of their runs.
 
 Each process has its own connection, with messages of one JSON object per line:
 
@@ -39,7 +39,7 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 #: Maximum number of descriptors passed to a process.
 MAX_DESCRIPTORS = 4
 
-#: Seconds until a worker whose launcher is gone is killed. It ends by itself before that, unless TensorFlow hangs.
+#: Seconds until a worker without a launcher is killed. It ends earlier by itself, unless TensorFlow hangs.
 ORPHAN_SECONDS = 35.0
 
 
@@ -64,11 +64,11 @@ class ForkRequest:
         *lines, self._partial = (self._partial + data).split(b"\n")
         try:
             return [json.loads(line) for line in lines] if data else None
-        except ValueError:  # it is no client of ours
+        except ValueError:  # not one of our clients
             return None
 
     def descriptors(self) -> list[int]:
-        """Hands over the descriptors of the process."""
+        """Returns the descriptors of the process, and leaves closing them to the caller."""
         descriptors = self._descriptors
         self._descriptors = []
         return descriptors
@@ -87,8 +87,8 @@ class ForkServer:
     """Forks a process for each connection, reports how it ended, and forwards signals.
 
     Args:
-        alive: the descriptor of a pipe that becomes readable when the launcher is gone; None for a server that
-            belongs to no launcher.
+        alive: the descriptor of a pipe that becomes readable when the launcher is gone; None for a server without a
+            launcher.
     """
 
     def __init__(self, listener: socket.socket, alive: int | None) -> None:
@@ -120,7 +120,8 @@ class ForkServer:
                 else:
                     self._handle_messages(key.data)
 
-    #: Seconds between two checks whether the server should end; None: it checks only after a message or an end.
+    #: Seconds between two checks whether the server should end; None: check only after a message or the end of a
+    #: process.
     check_seconds: ClassVar[float | None] = None
 
     def _is_over(self) -> bool:
@@ -128,7 +129,7 @@ class ForkServer:
         return False
 
     def _find_obstacle(self) -> str | None:
-        """Returns why the server may not fork a process."""
+        """Returns why the server may not fork a process; None if it may."""
         return None
 
     def _accept(self) -> None:
@@ -150,7 +151,8 @@ class ForkServer:
             while self._wakeup.recv(4096):
                 pass
         with contextlib.suppress(ChildProcessError):  # no process is left
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # asking for each would be quadratic when all end
+            # waiting for each process would take quadratic time if all end
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
                 if request := self._forked.pop(pid, None):
                     request.pid = None
@@ -174,7 +176,7 @@ class ForkServer:
                 self._answer(request, message)
 
     def _answer(self, request: ForkRequest, message: dict[str, Any]) -> None:
-        """Answers a message that asks for no process."""
+        """Answers a message that does not request a process."""
 
     def _fork(self, request: ForkRequest, message: dict[str, Any]) -> None:
         descriptors = request.descriptors()
@@ -189,7 +191,7 @@ class ForkServer:
                 self._close_server_descriptors()
                 become_process(descriptors, **message)
             finally:
-                os._exit(1)  # whatever happens, the child is no server
+                os._exit(1)  # the child must never continue as a server
         for descriptor in descriptors:
             os.close(descriptor)
         if obstacle:
@@ -229,10 +231,10 @@ def become_process(
 
     Args:
         descriptors: standard input, output and error, and others, which keep their numbers.
-        words: of the command; the numbers of the other descriptors follow.
+        words: the words of the command. The numbers of the other descriptors are appended.
         path: `sys.path`; None: the server's, with `folder` as its first entry.
-        umask: None for the server's.
-        limits: the soft limits, by the names of `resource`; None for the server's.
+        umask: None: the server's.
+        limits: the soft limits, by the names in `resource`; limits that are left out stay the server's.
     """
     code = 1
     try:
@@ -264,7 +266,7 @@ def become_process(
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
-    """Replaces the environment, and the values that were computed from the old one."""
+    """Replaces the environment, and values that were computed from the old one."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
@@ -284,7 +286,7 @@ def take_limits(umask: int | None, limits: Mapping[str, int]) -> None:
 
 
 def forget_hidden_modules(folders: Sequence[str]) -> None:
-    """Forgets imported packages that modules in these folders, the first places to look, would hide from Python."""
+    """Removes imported packages that modules in these folders would hide: Python searches these folders first."""
     importlib.invalidate_caches()
     hidden: set[str] = set()
     for folder in folders:
@@ -301,7 +303,7 @@ def forget_hidden_modules(folders: Sequence[str]) -> None:
 
 
 def open_streams(is_unbuffered: bool) -> None:
-    """Makes Python's standard streams anew, since the descriptors may have become a terminal, a file or a pipe."""
+    """Reopens Python's standard streams, since their descriptors may now be a terminal, a file or a pipe."""
     sys.stdin = sys.__stdin__ = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     for name, number in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
@@ -333,7 +335,7 @@ def import_tensorflow() -> None:
     import scaleflow.training
     import scaleflow.worker.build  # noqa: F401
 
-    gc.freeze()  # memory that the collector does not touch stays shared between the workers
+    gc.freeze()  # the collector no longer touches this memory, so the workers share it
 
 
 def main() -> None:

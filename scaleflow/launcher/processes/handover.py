@@ -1,11 +1,11 @@
 """Passes a command to the warm server, which forks it from an interpreter with everything imported.
 
-This module is the client. It is imported before anything else, so it imports little itself. A server is found by the
-digest of all that an interpreter takes in when it starts. What differs otherwise is handed over: words, folder,
-environment, umask, soft limits, ignored signals and the standard streams. The process that typed the command stays,
-passes signals on, and ends as the command ends.
+This module is the client. It is imported first, so it imports little itself. A server is found by the digest of
+everything that an interpreter reads at its start. Everything else is handed over: words, folder, environment, umask,
+soft limits, ignored signals and the standard streams. The process that typed the command stays, forwards signals, and
+ends when the command ends.
 
-A command that cannot be handed over starts cold. Once it has been forked, it no longer needs the server.
+A command that cannot be handed over starts cold. A forked command no longer needs the server.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from scaleflow.compat.python import list_flags
 
 #: Prefixes of the variables that Python, TensorFlow, Keras, MLflow and their dependencies read at import.
-#: `tests/features/warm/test_environment.py` compares them with those that are read.
+#: `tests/features/warm/test_environment.py` compares them with the variables that are actually read.
 IMPORT_PREFIXES = (
     *("ABSL_", "ARROW_", "AZURE_LOG", "CI", "CUDA_", "DATABRICKS_", "DO_NOT_TRACK", "EAGER_IMPORT", "GCS_"),
     *("GFORTRAN_", "GOMP_", "GOTO_", "GRPC_", "HDF5_", "HOME", "JAX_", "JE_ARROW_", "JOBLIB_", "KERAS_"),
@@ -46,12 +46,14 @@ READ_LATER = (
     *("PYTHONBREAKPOINT", "PYTHONSTARTUP", "PYTHONUNBUFFERED", "TF_CONFIG"),
 )
 
-#: The namespaces of Linux in which a process sees other files, processes or networks.
+#: Linux namespaces that decide which files, processes and networks a process sees.
 NAMESPACES = ("mnt", "pid", "net", "user")
 
 
 def digest_interpreter(flags: Sequence[str]) -> str:
-    """Returns the digest of what `python FLAGS` would read if this process started it: 16 hexadecimal digits."""
+    """Returns the digest of everything that `python FLAGS` would read if this process started it: 16 hexadecimal
+    digits.
+    """
     environment = sorted(
         f"{name}={value}"
         for name, value in {**os.environ, **locate_modules()}.items()
@@ -66,8 +68,9 @@ def digest_interpreter(flags: Sequence[str]) -> str:
 
 
 def locate_modules() -> dict[str, str]:
-    """Returns PYTHONPATH with absolute folders, and with that of scaleflow if Python finds it there only by chance:
-    `python -m` looks for modules in the current folder, too.
+    """Returns PYTHONPATH with absolute folders. Adds scaleflow's folder if it may be found only in the current folder.
+
+    `python -m` also searches the current folder.
     """
     folders = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]  # noqa: PTH100
     package = str(Path(__file__).parents[3])
@@ -77,12 +80,12 @@ def locate_modules() -> dict[str, str]:
 
 
 def list_limits() -> list[tuple[str, int]]:
-    """Returns the names and numbers of this system's limits of processes."""
+    """Returns the names and numbers of this system's process limits."""
     return [(name, getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 def read_group_limits() -> list[str]:
-    """Returns the limits of memory and processors of this process's control groups (cgroup v2)."""
+    """Returns the memory and processor limits of this process's control groups (cgroup v2)."""
     found = []
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -95,8 +98,9 @@ def read_group_limits() -> list[str]:
 
 
 def describe_installation() -> list[tuple[str, int, int]]:
-    """Returns the path, the size in bytes and the time of the last change of each folder of packages, and of each of
-    scaleflow's modules and YAML files.
+    """Returns the path, the size in bytes and the last change of package folders and of scaleflow's own files.
+
+    scaleflow's own files are its modules and YAML files.
     """
     found = describe_files(folder for folder in sys.path if folder.endswith("-packages"))
     folders = [str(Path(__file__).parents[2])]
@@ -112,7 +116,7 @@ def describe_installation() -> list[tuple[str, int, int]]:
 
 
 def describe_files(paths: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Returns the same of these files and folders. Those that are gone are left out."""
+    """Returns the same facts for some files and folders. Missing ones are left out."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -121,42 +125,44 @@ def describe_files(paths: Iterable[str]) -> list[tuple[str, int, int]]:
     return found
 
 
-#: 1: use a warm server, and start one if there is none. 0: use none. Unset: use one that runs.
+#: 1: use a warm server, and start one if there is none. 0: do not use one. Unset: use one that runs.
 WARM_ENV = "SCALEFLOW_WARM"
 
-#: The variable with the address of a running fork server. Commands that see it start none, and are not handed over.
+#: The variable with a running fork server's address. Commands that see it start no server and are not handed over.
 SERVER_ENV = "SCALEFLOW_SERVER"
 
-#: What a client asks a warm server to fork, in place of a module: a command. Its process gets the server's address,
+#: The module name that requests a command from a warm server. The command's process gets the server's address,
 #: `sys.orig_argv` as JSON, `sys.argv`, and the descriptor of its link to the client.
 COMMAND = "command"
 
-#: Words of commands that only print something: they use a server that is ready, and do not wait for one.
+#: Words of commands that only print. They use a server that is ready, but do not wait for one.
 PRINTING = ("-sc", "--shell-completion", "--version", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
-#: Seconds to wait for an answer of a server that still imports, and of one that is ready.
+#: Seconds to wait for an answer: of a server that still imports, and of one that is ready.
 IMPORT_SECONDS = 120.0
 READY_SECONDS = 10.0
 
-#: Seconds that a command's process may take to end after it reports its exit code. Its children may keep the link open.
+#: Seconds to wait for a command's process after it reported its exit code. Its children may keep the link open.
 EXIT_SECONDS = 5.0
 
-#: Maximum length of the path to the folder of sockets, without its name. A Unix socket's path may have 107 bytes.
+#: Maximum length of the path to the sockets' folder, without its name. A Unix socket's path may have 107 bytes.
 MAX_BASE_LENGTH = 55
 
-#: The signals that the client passes on to the command.
+#: The signals that the client forwards to the command.
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 
-#: Seconds between two looks whether Ctrl-Z was typed.
+#: Seconds between two checks for Ctrl-Z.
 STOP_CHECK_SECONDS = 0.05
 
 
 class NotWarm(Exception):
-    """Why a command starts cold."""
+    """The reason why a command starts cold."""
 
 
 class ServerFiles:
-    """The files of the warm server for one digest: its socket, its log, and one that says it is ready."""
+    """The files of the warm server for a digest: its socket, its log, and a file that exists when
+    the server is ready.
+    """
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.socket = folder / f"{digest}.socket"
@@ -164,12 +170,12 @@ class ServerFiles:
         self.ready = folder / f"{digest}.ready"
 
     def remove(self) -> None:
-        """Removes the files of a server that ends, or that was killed."""
+        """Removes the files of a server that ends or was killed."""
         for path in (self.socket, self.ready, self.log):
             path.unlink(missing_ok=True)
 
     def connect(self) -> socket.socket:
-        """Connects to the server. Raises OSError if there is none, and NotWarm if it is another user's."""
+        """Connects to the server. Raises OSError if there is none, and NotWarm if it belongs to another user."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(str(self.socket))
@@ -180,12 +186,12 @@ class ServerFiles:
         return connection
 
 
-#: The files of the warm server that has forked this process. Empty in a process that an interpreter has started.
+#: The files of the warm server that forked this process. Empty if an interpreter started this process.
 FORKED_BY: list[ServerFiles] = []
 
 
 def find_sockets_folder() -> Path:
-    """Returns the user's folder of sockets, which need not exist."""
+    """Returns the user's folder of sockets. It may not exist."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp"
     return Path(base if len(base) < MAX_BASE_LENGTH else "/tmp", f"scaleflow-{os.geteuid()}")
 
@@ -202,14 +208,14 @@ def make_sockets_folder() -> Path:
 
 
 def check_sockets_folder(folder: Path) -> None:
-    """Raises NotWarm unless the folder is this user's alone."""
+    """Raises NotWarm unless the folder belongs only to this user."""
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o170777 != 0o40700:
         raise NotWarm(f"{folder} must be a folder of this user with mode 0700")
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Raises NotWarm unless the process at the other end is this user's."""
+    """Raises NotWarm unless the process at the other end belongs to this user."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.geteuid():
         raise NotWarm(f"the socket belongs to the user {user}")
@@ -226,7 +232,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def find_servers() -> list[ServerFiles]:
-    """Returns the files of this user's servers. Those of servers that were killed are removed."""
+    """Returns the files of this user's servers, and removes the files of killed servers."""
     folder = find_sockets_folder()
     found = [ServerFiles(folder, path.stem) for path in sorted(folder.glob("*.socket"))]
     for files in [*found]:
@@ -241,10 +247,10 @@ def find_servers() -> list[ServerFiles]:
 
 
 def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFiles | None:
-    """Returns the files of the server for `python FLAGS`; None if no server is wanted.
+    """Returns the files of the server for `python FLAGS`; None if no server should be used.
 
-    With `SCALEFLOW_WARM=1` it starts one if none runs, and `waits` until it is ready. Raises NotWarm if one is wanted
-    and cannot be had.
+    With `SCALEFLOW_WARM=1` it starts a server if none runs, and `waits` until it is ready. Raises NotWarm if a server
+    is required but not available.
     """
     wanted = os.environ.get(WARM_ENV, "")
     folder = find_sockets_folder()
@@ -266,8 +272,8 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
 
 
 def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
-    """Starts the server unless it runs; returns whether it did. A new server still imports. Raises NotWarm."""
-    part = files.socket.with_suffix(".part")  # it gets its name when it takes connections
+    """Starts the server unless it runs. Returns whether it was started; it may still be importing. Raises NotWarm."""
+    part = files.socket.with_suffix(".part")  # renamed when it accepts connections
     environment = {name: value for name, value in os.environ.items() if name not in (*READ_LATER, "MPLBACKEND")}
     try:
         with lock_folder(files.socket.parent):
@@ -296,7 +302,7 @@ def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
 
 
 def find_server_module() -> str:
-    """Returns the program of a warm server, which a feature has. Raises NotWarm if there is no such feature."""
+    """Returns the module of the warm server, which a feature provides. Raises NotWarm without such a feature."""
     from scaleflow.interfaces.features import list_features  # commands that are handed over do not need it
 
     modules = [feature.warm_server for feature in list_features().values() if feature.warm_server]
@@ -306,13 +312,13 @@ def find_server_module() -> str:
 
 
 def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any) -> tuple[socket.socket, int]:
-    """Asks the server for a process; returns the connection and the process id.
+    """Requests a process from the server. Returns the connection and the process id.
 
     Args:
-        descriptors: of the process: standard input, output, error, and others.
+        descriptors: the process's standard input, output and error, and others.
         task: the fields of `become_process`.
 
-    Raises NotWarm if there is no answer, or the server may not fork.
+    Raises NotWarm if there is no answer, or if the server may not fork.
     """
     limits = {name: resource.getrlimit(number)[0] for name, number in list_limits()}
     task |= {"folder": os.getcwd(), "umask": read_umask(), "limits": limits}  # noqa: PTH109
@@ -338,7 +344,7 @@ def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any)
 
 
 def ask_server(files: ServerFiles, question: str) -> dict[str, Any]:
-    """Asks the server for its `status`, or to `stop`: it then ends after its last command. Raises NotWarm."""
+    """Asks the server for its `status`, or to `stop`: then it ends after its last command. Raises NotWarm."""
     try:
         with files.connect() as connection:
             connection.sendall(json.dumps({"ask": question}).encode() + b"\n")
@@ -351,7 +357,7 @@ def ask_server(files: ServerFiles, question: str) -> dict[str, Any]:
 
 
 def receive_answer(connection: socket.socket, files: ServerFiles) -> dict[str, Any]:
-    """Receives one answer of the server; {} if the server has ended. Waits while it imports. Raises TimeoutError."""
+    """Receives an answer of the server; {} if the server has ended. Waits while it imports. Raises TimeoutError."""
     deadline = time.monotonic() + IMPORT_SECONDS
     is_ready = False
     connection.settimeout(0.5)
@@ -375,11 +381,11 @@ def receive_answer(connection: socket.socket, files: ServerFiles) -> dict[str, A
 
 
 class ForkedCommand:
-    """This process's command in the server."""
+    """This process's command, which runs in the server."""
 
     def __init__(self, files: ServerFiles) -> None:
         self._link, theirs = socket.socketpair()
-        is_unbuffered = getattr(sys.stdout, "write_through", False)  # by `python -u`
+        is_unbuffered = getattr(sys.stdout, "write_through", False)  # with `python -u`
         environment = {**os.environ, **({"PYTHONUNBUFFERED": "1"} if is_unbuffered else {})}
         ignored = [n for n in range(1, signal.NSIG) if n in signal.valid_signals() and is_ignored(n)]
         with theirs:
@@ -398,14 +404,15 @@ class ForkedCommand:
             raise NotWarm(f"its process {pid} cannot be watched: {error}") from error
 
     def run(self) -> int:
-        """Runs the command; returns its exit status, with the same meaning as `Popen.returncode`."""
+        """Runs the command. Returns its exit status, with the same meaning as `Popen.returncode`."""
         for name in PASSED_ON:
             signal.signal(getattr(signal, name), self._pass_on)
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
             threading.Thread(target=self._stop_together, name="job control", daemon=True).start()
-        with contextlib.suppress(OSError):  # it was killed
-            self._link.sendall(b"\n")  # until now the command waits, so that one that starts cold instead never began
+        with contextlib.suppress(OSError):  # the command was killed
+            # the command waits for this, so it cannot have begun if this process starts cold instead
+            self._link.sendall(b"\n")
         status: int | None = None
         sources = [self._link, self._server]
         while self._link in sources:
@@ -421,7 +428,7 @@ class ForkedCommand:
                     sources.remove(source)
                 for line in data.splitlines():
                     status = json.loads(line).get("status", status)
-        if status is None:  # killed: only the server knows by which signal
+        if status is None:  # killed: only the server knows the signal
             with contextlib.suppress(OSError, ValueError):
                 self._server.settimeout(1.0)
                 status = json.loads(self._server.recv(4096))["status"]
@@ -432,12 +439,12 @@ class ForkedCommand:
             signal.pidfd_send_signal(self._process, number)
 
     def _stop_together(self) -> None:
-        """After Ctrl-Z, stops the command, which has no terminal of its own that would stop it, and this process.
+        """After Ctrl-Z, stops the command, which has no own terminal that would stop it, and then this process.
 
-        SIGTSTP stays pending until the command has stopped: a SIGCONT that comes first takes it back. A handler would
-        stop this process in any case, and nobody would continue it.
+        SIGTSTP stays pending until the command has stopped; a SIGCONT that comes first cancels it. A handler would
+        always stop this process, and nobody would continue it.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are to wake the main thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals must wake the main thread
         while True:
             time.sleep(STOP_CHECK_SECONDS)
             if signal.SIGTSTP in signal.sigpending():
@@ -452,13 +459,13 @@ def is_ignored(number: int) -> bool:
 
 
 def read_umask() -> int:
-    """Reads it from the kernel: `os.umask` would change it for other threads."""
+    """Returns the umask, read from the kernel: `os.umask` would change it for other threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
     return int(found[1], 8) if found else 0o022
 
 
 def hand_over() -> None:
-    """Runs this process's command in the warm server, and ends as it ends. Returns if the command has to start cold."""
+    """Runs this process's command in the warm server, and ends with it. Returns if the command must start cold."""
     flags = list_flags()
     try:
         files = find_warm_server(flags, waits=not any(word in PRINTING for word in sys.argv[1:]))
@@ -474,13 +481,13 @@ def hand_over() -> None:
 
 
 def give_up_warm_server(why: Exception) -> None:
-    """Prints why no warm server is used. From then on this process, and those that it starts, look for none."""
+    """Prints why no warm server is used. From now on, this process and its children do not look for one."""
     os.environ[WARM_ENV] = "0"
     print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)
 
 
 def end_as(status: int) -> NoReturn:
-    """Ends this process with an exit status, or by the same signal as the command."""
+    """Ends this process with an exit status, or with the signal that ended the command."""
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -status)
@@ -488,6 +495,6 @@ def end_as(status: int) -> NoReturn:
 
 
 def report_exit(link: socket.socket, code: int) -> None:
-    """Reports this process's exit code to the client just before it ends. The client may be gone by then."""
+    """Reports this process's exit code to the client just before it ends. The client may be gone."""
     with contextlib.suppress(OSError):
         link.sendall(json.dumps({"status": code}).encode() + b"\n")

@@ -25,7 +25,7 @@ from scaleflow.worker.process import run_worker
 
 
 class LocalHost:
-    """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
+    """Starts the processes of a run on this machine. Without the address of a fork `server`, it starts its own."""
 
     first_phase = IMPORTING
     builds_meanwhile = True
@@ -96,7 +96,7 @@ class InlineRun:
         self.pid = os.getpid()
 
     def run(self) -> int:
-        """Trains; returns the exit code of the command."""
+        """Runs the worker. Returns the exit code of the command."""
         monitor = self._monitor
         monitor.begin_start("importing TensorFlow")
         if not monitor.open_store():
@@ -108,7 +108,7 @@ class InlineRun:
     def _train(self) -> None:
         write = EventWriter(self.spec.files.events)
         monitor = self._monitor
-        lock = threading.RLock()  # threads that write or upload checkpoints emit, too
+        lock = threading.RLock()  # threads that write or upload checkpoints also emit
 
         def emit(event: Event) -> None:
             write(event)
@@ -125,9 +125,9 @@ class InlineRun:
         return self._monitor.stop.is_set() or self._monitor.recorder.refusal is not None
 
     def _wait_for_store(self) -> None:
-        """Waits until the store has the run: training cannot be ended from outside if the store refuses the run.
+        """Waits until the store has the run: if the store refuses it later, training cannot be ended from outside.
 
-        Raises ConfigError if it refuses it, which the worker reports.
+        Raises ConfigError if the store refuses the run. The worker reports it.
         """
         deadline = time.monotonic() + STORE_SECONDS
         recorder = self._monitor.recorder

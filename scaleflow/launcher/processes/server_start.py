@@ -1,4 +1,4 @@
-"""Starts fork servers: a new interpreter that imports TensorFlow, or a fork of the warm server, which has done so."""
+"""Starts fork servers: a new interpreter that imports TensorFlow, or a fork of the warm server, which already has."""
 
 import contextlib
 import json
@@ -23,10 +23,10 @@ from scaleflow.launcher.processes.handover import (
     request_process,
 )
 
-#: The program of a server.
+#: The module of a fork server.
 FORK_SERVER_MODULE = "scaleflow.launcher.processes.fork_server"
 
-#: The file with a server's own output, beside its socket.
+#: The file with a server's output, next to its socket.
 SERVER_LOG = "log"
 
 #: Workers that can be requested without waiting while the server imports TensorFlow. The system may allow fewer.
@@ -35,7 +35,7 @@ MAX_PENDING = 4096
 #: The limit of open files that a launcher sets for itself.
 MAX_OPEN_FILES = 16_384
 
-#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
+#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; about 30 are added.
 MAX_SOCKET_FOLDER_LENGTH = 70
 
 #: Seconds to wait for the server to report the end of a killed process.
@@ -46,11 +46,11 @@ KILL_SECONDS = 10.0
 def start_fork_server(
     requested: str | None = None, lost: str | None = None, module: str = FORK_SERVER_MODULE
 ) -> Iterator[str]:
-    """Starts a fork server for the block, unless one runs already; yields its address.
+    """Starts a fork server for the block, unless one already runs. Yields its address.
 
-    The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
-    already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
-    server loses its workers shortly before its address stops to answer. `module` is the server's program.
+    The server imports TensorFlow first; requests wait until then. A server should already run at the address
+    `requested`. If it does not answer, another one is started. The server at the address `lost` is known to be gone: a
+    killed server loses its workers shortly before its address stops answering. `module` is the server's program.
     """
     existing = os.environ.get(SERVER_ENV) if not requested else None
     if requested and requested != lost and is_server_reachable(requested):
@@ -85,12 +85,14 @@ def start_fork_server(
             yield address
         finally:
             os.close(theirs)
-            server.kill()  # it may still be importing; its workers have ended, or end by themselves
+            server.kill()  # it may still be importing; its workers have ended or end by themselves
             server.wait()
 
 
 class WarmFork:
-    """A fork server that the warm server has forked, and that outlives it. By `alive` it notices the launcher's end."""
+    """A fork server that the warm server forked and that outlives it. The pipe `alive` tells it
+    when the launcher ends.
+    """
 
     def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
         descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
@@ -109,7 +111,7 @@ class WarmFork:
 
 
 def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork | None:
-    """Asks the warm server for a fork server. Returns None if there is none, and says why if one is wanted."""
+    """Requests a fork server from the warm server; None without one. If one is required, prints why it is not used."""
     try:
         files = find_warm_server()
         return None if files is None else WarmFork(files, listener, log, alive=alive)
@@ -119,14 +121,14 @@ def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork |
 
 
 def raise_file_limit() -> None:
-    """Raises this process's limit of open files, and that of what it starts, to `MAX_OPEN_FILES` if it may.
+    """Raises the limit of open files of this process and its children to `MAX_OPEN_FILES`, if permitted.
 
-    A worker takes two files in the launcher and one in the fork server. The usual limit is 1,024.
+    A worker needs two files in the launcher and one in the fork server. The usual limit is 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
+        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
@@ -138,7 +140,7 @@ def is_server_reachable(address: str) -> bool:
 def make_process_environment() -> dict[str, str]:
     """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
 
-    It has no TF_CONFIG, which would make a strategy of one process wait for others.
+    It lacks TF_CONFIG, which would make a strategy of one process wait for others.
     """
     inherited = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
     return {**inherited, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}

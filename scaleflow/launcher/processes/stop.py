@@ -6,17 +6,17 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-#: Seconds that the processes have to save and end after SIGTERM, before they are killed.
+#: Seconds that processes have to save and end after SIGTERM. Then they are killed.
 GRACE_SECONDS = 30.0
 
 
 class StopRequest:
-    """A signal handler that remembers whether the user or the system asked for the end of the run.
+    """A signal handler that remembers whether the user or the system requested the end of the run.
 
     Attributes:
-        signal: the number of the first signal; None if there was none.
+        signal: the number of the first signal; None without a signal.
         times: the number of signals.
-        limit: the limit that has passed, if that is the reason and no signal; else empty.
+        limit: the limit that was reached, if it is the reason instead of a signal; otherwise empty.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class StopRequest:
         return self.signal is not None
 
     def check(self) -> None:
-        """Raises Stopped if the end was asked for."""
+        """Raises Stopped if the end was requested."""
         if self.is_set():
             raise Stopped(self)
 
     @property
     def signal_name(self) -> str:
-        """`SIGINT` or `SIGTERM`; of a limit what was typed."""
+        """`SIGINT` or `SIGTERM`; if a limit was reached, the words that set it."""
         return self.limit or signal.Signals(self.signal or signal.SIGTERM).name
 
     @property
@@ -48,7 +48,7 @@ class StopRequest:
 
 
 class Stopped(Exception):
-    """A signal has stopped the command, which ends with `exit_code`."""
+    """A signal stopped the command. It ends with `exit_code`."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__(f"stopped by {stop.signal_name}")
@@ -56,7 +56,7 @@ class Stopped(Exception):
 
 
 class PartStop(StopRequest):
-    """Requests the end of a part of what a command does: together with all of it, or alone."""
+    """Requests the end of a part of a command's work, alone or together with the whole command."""
 
     def __init__(self, whole: StopRequest) -> None:
         self._whole = whole
@@ -80,9 +80,9 @@ class PartStop(StopRequest):
 
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Turns SIGINT and SIGTERM into a `StopRequest` while the block lasts.
+    """Turns SIGINT and SIGTERM into a `StopRequest` during the block.
 
-    Only the main thread can do that. In other threads the request is never set.
+    Only the main thread can catch signals. In other threads the request is never set.
     """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,6 @@
 """Supervises the processes of a run: watches them, restarts them, and decides why the run ended.
 
-A `ProcessHost` starts them: the one that the cluster engine names (`cluster/engines.py`).
+A `ProcessHost` starts them. The cluster engine names it (`cluster/engines.py`).
 """
 
 import contextlib
@@ -22,26 +22,27 @@ from scaleflow.launcher.processes.worker_process import EndReason, RunProcess
 from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.runs import EventWriter, RunSpec
 
-#: The limit of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
+#: The maximum number of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
 DEFAULT_MAX_RESTARTS = 10
 
-#: A run that died this often at one step is not restarted when it dies there again: it would never get further.
+#: After this many deaths at one step, another death there ends the run: it would never get further.
 MAX_DEATHS_AT_STEP = 2
 
 
 class ProcessHost(Protocol):
     """Starts the processes of a run."""
 
-    first_phase: str  # what the start waits for, such as `importing TensorFlow`
+    first_phase: str  # the text of the first phase, such as `importing TensorFlow`
     builds_meanwhile: bool  # whether the processes build everything while the store is opened
 
     def open(self) -> AbstractContextManager[None]:
-        """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
-        be used.
+        """Prepares the host for the whole run, and releases it after the block.
+
+        Raises ConfigError if the host cannot be used.
         """
 
     def start(self, spec: RunSpec) -> AbstractContextManager[tuple[RunSpec, Sequence[RunProcess]]]:
-        """Starts all processes of an attempt; none of them outlives the block.
+        """Starts all processes of an attempt. None of them outlives the block.
 
         Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first. Raises
         ConfigError if the machines have too few resources.
@@ -51,7 +52,7 @@ class ProcessHost(Protocol):
         """Returns why the processes of an attempt ended."""
 
     def explain_loss(self) -> str | None:
-        """Returns why no restart is possible; None: one may be tried."""
+        """Returns why no restart is possible; None if a restart may be tried."""
 
 
 class Supervisor:
@@ -69,7 +70,7 @@ class Supervisor:
         self._opened = time.time()
 
     def run(self) -> int:
-        """Starts, watches and restarts the processes; returns the exit code of the command."""
+        """Starts, watches and restarts the processes. Returns the exit code of the command."""
         try:
             self._opened = time.time()
             with self._host.open():
@@ -78,15 +79,15 @@ class Supervisor:
                     self._opened = time.time()
         except ConfigError as refusal:
             self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
-        except Exception as error:  # a defect of the launcher: the run still needs a recorded end
+        except Exception as error:  # a bug in the launcher: the run still needs a recorded end
             with contextlib.suppress(OSError):
                 print(mask_secrets(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = EndReason(f"the launcher failed: {type(error).__name__}: {error}")
-        self._monitor.start_recorder()  # unless that is done
+        self._monitor.start_recorder()  # unless it is already running
         return self._monitor.finish(self._reason)
 
     def _run_attempt(self) -> bool:
-        """Runs all processes once; returns whether they have to be restarted."""
+        """Runs all processes once. Returns whether they must be restarted."""
         self._reason = None
         self._monitor.begin_start(self._host.first_phase, self._opened)
         if not self._host.builds_meanwhile and not self._can_record():
@@ -107,7 +108,7 @@ class Supervisor:
         return self._should_restart(self._reason)
 
     def _can_record(self) -> bool:
-        """Has the store opened; returns False if it cannot be used, or if the user asked for the end."""
+        """Waits until the store is open. Returns False if it cannot be used, or if the user requested the end."""
         if self._monitor.open_store():
             return True
         self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
@@ -116,7 +117,7 @@ class Supervisor:
     def _should_restart(self, reason: EndReason) -> bool:
         """Returns whether all processes are restarted from the last checkpoint.
 
-        An error that a worker reports would occur again, except for the loss of another process.
+        An error that a worker reports would occur again, unless it is the loss of another process.
         """
         state = self._monitor.state
         if (
@@ -143,7 +144,7 @@ class Supervisor:
         return True
 
     def _advise_restarts(self) -> str:
-        """Returns how a later run would survive the loss of a process; empty if it could not be restarted."""
+        """Returns how a later run would survive the loss of a process; empty if such a run cannot be restarted."""
         plan = self._spec.plan
         if not self._spec.task.trains:
             return ""
@@ -175,7 +176,7 @@ class Supervisor:
         return DEFAULT_MAX_RESTARTS if is_asynchronous_here or engine.is_remote else 0
 
     def _watch(self, processes: Sequence[RunProcess]) -> None:
-        """Follows the run until the chief has ended, and ends processes that must not continue."""
+        """Follows the run until the chief has ended, and kills processes that must not continue."""
         deadline: float | None = None
         chief = processes[0]
         state = self._monitor.state
@@ -186,7 +187,7 @@ class Supervisor:
             if self._stop.is_set() and deadline is None:
                 self._ask_to_stop(processes)
                 deadline = time.monotonic() + GRACE_SECONDS
-            if state.last is not None and deadline is None:  # the chief may wait for a process that is gone
+            if state.last is not None and deadline is None:  # the chief may be waiting for a process that is gone
                 deadline = time.monotonic() + GRACE_SECONDS
             is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
             if deadline is not None and (self._stop.times > 1 or is_late or not state.is_ready):
@@ -212,7 +213,7 @@ class Supervisor:
         self._monitor.display.print_line(f"stopping ({self._stop.signal_name}){again}")
 
     def _start_again(self, process: RunProcess) -> bool:
-        """Restarts a lost worker if the coordinator continues without it; returns False if that is not possible."""
+        """Restarts a lost worker if the coordinator continues without it. Returns False if it cannot be restarted."""
         if (
             not (process.spec.is_replaceable and process.has_server and self._monitor.state.is_ready)
             or self._stop.is_set()
@@ -226,14 +227,14 @@ class Supervisor:
 
 
 def find_lost(processes: Sequence[RunProcess]) -> list[RunProcess]:
-    """Returns the processes that ended with an error and that this launcher did not kill."""
+    """Returns the processes that ended with an error and were not killed by this launcher."""
     return [process for process in processes if process.is_lost and not process.was_ended]
 
 
 def choose_reason(processes: Sequence[RunProcess]) -> EndReason:
-    """Returns why an attempt ended: a refusal of the run first, then a death without a report, then an error of a
-    process's own, then a lost peer.
+    """Returns why an attempt ended.
 
+    A refusal of the run counts first, then a death without a report, then a process's own error, then a lost peer.
     Processes that lost a peer may report that, or be killed by TensorFlow, before the peer itself reports its error.
     """
     reasons = [process.find_reason() for process in find_lost(processes) or processes[:1]]

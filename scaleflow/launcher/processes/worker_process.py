@@ -24,10 +24,10 @@ from scaleflow.interfaces.events import FaultReported, RunRefused
 from scaleflow.launcher.processes.server_start import KILL_SECONDS, SERVER_LOG, make_process_environment
 from scaleflow.runs import EventReader, RunSpec
 
-#: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
+#: Variables with the sizes of TensorFlow's thread pools. The config's sizes take precedence.
 THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-#: Seconds for which an answer of `MessageWatch` stays valid, so that one call serves a loop over all processes.
+#: Seconds during which `MessageWatch` does not look again, so that one system call serves a loop over all processes.
 LOOK_SECONDS = 0.01
 
 #: Seconds to wait for the end of a process that was killed before the server, which still imports, has forked it.
@@ -35,9 +35,9 @@ FORK_SECONDS = 1.0
 
 
 class MessageWatch:
-    """Receives the fork server's messages to all processes of a run with one system call, instead of one for each.
+    """Receives the fork server's messages to all processes of a run with one system call, instead of one per process.
 
-    It is for one thread.
+    Only one thread may use it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class MessageWatch:
         self._selector.register(connection, selectors.EVENT_READ, process)
 
     def remove(self, connection: socket.socket) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it was removed at the end of the process, or closed
+        with contextlib.suppress(KeyError, ValueError):  # already removed at the end of the process, or closed
             self._selector.unregister(connection)
 
     def look(self) -> None:
@@ -60,7 +60,7 @@ class MessageWatch:
         """Waits for messages to any of the processes, and receives them."""
         for key, _ in self._selector.select(seconds):
             key.data.receive()
-            if key.data.returncode is not None:  # a connection that the server has closed stays readable
+            if key.data.returncode is not None:  # a connection that the server closed stays readable
                 self._selector.unregister(key.fileobj)
         self._looked_at = time.monotonic()
 
@@ -69,18 +69,20 @@ class MessageWatch:
 
 
 class ForkedProcess:
-    """A process forked by the fork server. It reads its task from standard input, and ends when that is closed.
+    """A process forked by the fork server. It reads its task from standard input, and ends when standard input is
+    closed.
 
     Args:
-        module: the process runs its `main`.
-        streams: descriptors that receive standard output and error instead of the log; others are passed on, and their
-            numbers are the module's words.
-        watch: receives the messages to this process and to others, in one thread; None: each call of this object does.
+        module: the module whose `main` the process runs.
+        streams: descriptors that receive standard output and error instead of the log. Further ones are passed on;
+            their numbers are the module's words.
+        watch: receives the messages to this process and to others in one thread; None: each call of this object
+            receives its own.
 
     Attributes:
-        pid: the process id; 0 until the server has reported it.
+        pid: the process id; 0 until the server reports it.
         returncode: the exit status, as in `subprocess.Popen`; None while the process runs.
-        has_server: whether the server still answered at the last contact.
+        has_server: whether the server answered at the last contact.
     """
 
     def __init__(
@@ -132,7 +134,8 @@ class ForkedProcess:
             self.receive()
         if self.returncode is None and self._killed is not None:
             patience = KILL_SECONDS if self.pid else FORK_SECONDS
-            if time.monotonic() - self._killed > patience:  # a suspended server, or a disk that hangs: no end comes
+            # the server is suspended or a disk hangs: no report will come
+            if time.monotonic() - self._killed > patience:
                 self._kill_without_server()
                 self.returncode = -signal.SIGKILL
                 self.has_server = False
@@ -145,7 +148,7 @@ class ForkedProcess:
         return bool(poll.poll(math.ceil(seconds * 1000)))
 
     def _kill_without_server(self) -> None:
-        """Kills the process by its id, which is still its own: the server has not reported its end."""
+        """Kills the process by its id. The id is still valid, because the server has not reported the end."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -160,7 +163,7 @@ class ForkedProcess:
             wait(1.0 if remaining is None else min(remaining, 1.0))
 
     def receive(self) -> None:
-        """Reads messages of the server. If the server is gone, the process counts as ended."""
+        """Reads the server's messages. If the server is gone, the process counts as ended."""
         try:
             data = self._server.recv(4096)
         except ConnectionError:
@@ -180,7 +183,7 @@ class ForkedProcess:
                     log.write(f"the fork server: {message['refused']}\n".encode())
 
     def _log_lost_server(self, why: str = "") -> None:
-        """Writes to the log that the server is gone. If it forked no process, its own log says why."""
+        """Writes to the log that the server is gone. If it forked no process, its own log explains why."""
         server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
             log.write(server_log or f"the fork server has ended{why}\n".encode())
@@ -192,13 +195,13 @@ class ForkedProcess:
     def kill(self) -> None:
         """Kills the process. It counts as dead after `KILL_SECONDS`, even if the server does not report its end.
 
-        If the server has not forked it yet, it does so later, and kills it at once.
+        If the server has not forked it yet, the server kills it right after the fork.
         """
         self._killed = self._killed or time.monotonic()
         self.signal(signal.SIGKILL)
 
     def close_input(self) -> None:
-        """Closes standard input. A second call must not close the same number again."""
+        """Closes standard input once: a second call must not close a reused descriptor number."""
         descriptor = self._input
         self._input = -1
         if descriptor >= 0:
@@ -217,9 +220,9 @@ class EndReason:
     """Why the processes of a run ended."""
 
     why: str  # one line
-    is_reported: bool = False  # whether a worker reported the reason itself, as a refusal or a fault
+    is_reported: bool = False  # whether a worker itself reported the reason, as a refusal or an error
     is_lost_peer: bool = False  # whether it reported that another process is gone or does not answer
-    has_log: bool = True  # whether a log says more
+    has_log: bool = True  # whether a log has more details
 
     @property
     def would_come_again(self) -> bool:
@@ -228,7 +231,7 @@ class EndReason:
 
 
 class RunProcess(ABC):
-    """A process of the run, on this machine or on another one. `was_ended` says whether this command killed it."""
+    """A process of the run, on this or another machine. `was_ended` is whether this command killed it."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -238,7 +241,7 @@ class RunProcess(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """Remembers where the events and the log of the new process begin."""
+        """Remembers where the new process's events and log begin."""
         self._events_begin = file_size(self.spec.events)
         self._log_begin = file_size(self.spec.log)
 
@@ -250,12 +253,12 @@ class RunProcess(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """The process id on its machine; 0 if it is not known yet."""
+        """The process id on its machine; 0 if unknown."""
 
     @property
     @abstractmethod
     def has_server(self) -> bool:
-        """Whether the fork server or the actor that started it still answered at the last contact."""
+        """Whether the fork server or the actor that started the process answered at the last contact."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None: ...
@@ -265,7 +268,7 @@ class RunProcess(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Asks the process to save and end after the current call of the training loop."""
+        """Requests the process to save and end after the current call of the training loop."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -273,7 +276,7 @@ class RunProcess(ABC):
 
     @abstractmethod
     def start_again(self) -> str:
-        """Restarts a lost process with the same address and log; returns how it was lost."""
+        """Restarts a lost process with the same address and log. Returns how it was lost."""
 
     @property
     def is_alive(self) -> bool:
@@ -288,7 +291,7 @@ class RunProcess(ABC):
         return describe_exit(self.returncode or 0)
 
     def find_reason(self) -> EndReason:
-        """Returns why the process ended: its own report, or the end of its log."""
+        """Returns why the process ended, from its own report or from the end of its log."""
         for event in reversed(list(EventReader(self.spec.events, self._events_begin).read())):
             if isinstance(event, RunRefused):
                 return EndReason(event.message, is_reported=True, has_log=event.keep)
@@ -299,10 +302,10 @@ class RunProcess(ABC):
 
 
 class LocalWorker(RunProcess):
-    """A process on this machine. It ends when the launcher ends, and has its own log.
+    """A process on this machine, with its own log. It ends when the launcher ends.
 
-    `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored; `server` is the
-    address of the fork server; `watch` receives the server's messages to all processes of the run.
+    `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored. `server` is the
+    address of the fork server. `watch` receives the server's messages to all processes of the run.
     """
 
     def __init__(
@@ -364,7 +367,7 @@ class LocalWorker(RunProcess):
 def start_workers(
     jobs: Sequence[RunSpec], environments: Sequence[Mapping[str, str]], server: str
 ) -> Iterator[list[LocalWorker]]:
-    """Starts the processes of a run on this machine, each with its own variables, and yields them, the chief first.
+    """Starts the processes of a run on this machine, each with its own variables. Yields them, the chief first.
 
     After the block, the processes are dead and their temporary files are deleted.
     """

@@ -1,1 +1,1 @@
-"""The record of a run: its events go to the tracking store while it trains, and are completed after a fault."""
+"""Records a run: sends its events to the tracking store during training, and completes the record after a failure."""

@@ -15,20 +15,20 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.uri import format_loading
 
-#: The most characters of a description that MLflow takes.
+#: MLflow's maximum length of a description, in characters.
 LONGEST = 8000
 
-#: The most characters of a command, and of the reason for an end.
+#: Maximum length of a command, and of the reason for an end, in characters.
 LONGEST_PART = 2000
 
-#: The most metrics in the table of results, and in the first line.
+#: Maximum number of metrics in the table of results, and in the first line.
 MAX_METRICS = 20
 MAX_NAMED = 3
 
-#: Space between two columns of a table.
+#: The space between two columns of a table.
 SPACE = "&emsp;"
 
-#: The lines of a table before its first row.
+#: The number of lines of a table before its first row.
 HEAD_LINES = 2
 
 BASELINE_NOTE = "The baseline is the best constant prediction: the most frequent class, or the mean."
@@ -40,10 +40,10 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
     """Returns the description of a run.
 
     Args:
-        model_uri: the URI of the model that the run has logged; None if there is none.
+        model_uri: the URI of the model that the run has logged; None without a model.
     """
     trains = find_untrained_runs(state.params) is None
-    parts = [  # MLflow's UI shows the first few lines; the others follow after a click
+    parts = [  # MLflow's UI shows the first few lines, and the others after a click
         describe_status(state),
         describe_length(state),
         describe_loading(store, model_uri),
@@ -56,7 +56,7 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
 
 
 def format_formats(state: RunState) -> str:
-    """Returns a table of the formats of the model; empty if there are none."""
+    """Returns a table of the model's exported formats; empty without formats."""
     if not state.formats:
         return ""
     names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
@@ -68,7 +68,7 @@ def format_formats(state: RunState) -> str:
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:
-    """Returns the lines of Python that load a model; empty if the store has none."""
+    """Returns Python code that loads a model; empty if the store has no model."""
     if store is None or model_uri is None:
         return ""
     loading = "\n".join(format_loading(store, model_uri))
@@ -92,12 +92,12 @@ def describe_command(files: RunFolder) -> str:
 def split_words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # it was cut inside of quotes
+    except ValueError:  # the command was cut inside quotes
         return command.split()
 
 
 def simplify_word(word: str) -> str:
-    """Removes the quotes and backslashes of a word: Hydra's sweepers write an override with others."""
+    """Removes the quotes and backslashes of a word: Hydra's sweepers quote overrides differently."""
     return re.sub(r"['\"\\]", "", word)
 
 
@@ -123,7 +123,7 @@ def describe_status(state: RunState) -> str:
 
 
 def describe_length(state: RunState) -> str:
-    """Returns the length with which a later command resumed the run; empty if it is that of the params."""
+    """Describes the length that a resume set; empty if the params have the current length."""
     words = [f"{key}={json.dumps(value)}" for key, value in state.resumed_length.items()]
     if not words:
         return ""
@@ -131,7 +131,7 @@ def describe_length(state: RunState) -> str:
 
 
 def format_results(state: RunState) -> str:
-    """Returns a table of the last metrics of the test and of validation, or of the training, with their baselines."""
+    """Returns a table of the last metrics with their baselines: of test and validation, otherwise of training."""
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
     if not values:
         return ""
@@ -151,7 +151,7 @@ def format_results(state: RunState) -> str:
 
 
 def describe_compared(compared: Mapping[str, str], state: RunState) -> str:
-    """Returns a sentence on the models that features have fitted, and on their rows."""
+    """Returns a sentence about the models that features fitted for comparison, and their training rows."""
     text = ", ".join(f"{model} {about}" for model, about in compared.items())
     rows = f"{state.fitted_rows:,} of these rows" if state.fitted_rows else "the same rows"
     return f"{text[:1].upper()}{text[1:]}, fitted to {rows}."
@@ -162,7 +162,7 @@ def format_optional(value: float | None) -> str:
 
 
 def describe_resuming(files: RunFolder, state: RunState) -> str:
-    """Returns the command that resumes a run, or trains a finished one longer."""
+    """Returns the command that resumes a run, or that trains a finished run longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
     host = read_run_tags(files.path).get("scaleflow.host")
     where = f"in the folder of the command below{f', on {host}' if host else ''}"
@@ -177,7 +177,7 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
 
 
 def lengthen_training(state: RunState) -> str:
-    """Returns the override that doubles the length of a finished run, as the last command set it."""
+    """Returns the override that doubles the current length of a finished run."""
     steps = state.length.get("max_steps", 0)
     epochs = state.length.get("epochs", 0)
     limit = state.resumed_length.get("training.max_steps", state.params.get("training.max_steps"))
@@ -190,7 +190,7 @@ def lengthen_training(state: RunState) -> str:
 
 
 def format_code_block(language: str, text: str) -> str:
-    """Returns a fenced block of code, whose fence is longer than any in the text."""
+    """Returns a fenced code block. Its fence is longer than any fence in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -198,7 +198,7 @@ def format_code_block(language: str, text: str) -> str:
 
 
 def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Adds space to the widest cells of each column, because MLflow's UI leaves none between columns."""
+    """Adds space to the widest cells of each column, because MLflow's UI puts none between columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         [cell + SPACE if len(cell) > width - 3 else cell for cell, width in zip(row, widths, strict=True)]
@@ -207,7 +207,7 @@ def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown, whose first row is the head."""
+    """Returns a Markdown table. The first row is the head."""
     escaped = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
     head, *others = [f"| {' | '.join(row)} |" for row in escaped]
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
@@ -218,7 +218,7 @@ def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, to
 
     Args:
         more: the line with the number of rows that are left out.
-        total: how many rows there are without the head; None: those that are given.
+        total: the number of rows without the head; None: all rows are passed.
     """
     lines = format_table(pad_cells(rows)).split("\n")
     missing = (len(rows) - 1 if total is None else total) + HEAD_LINES - len(lines)
@@ -230,7 +230,7 @@ def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, to
 
 
 def cut_text(text: str, source: str) -> str:
-    """Cuts a long text, and says so."""
+    """Cuts a long text, and appends where the rest is."""
     if len(text) <= LONGEST_PART:
         return text
     end = f"... (cut; {source} has more)"
@@ -238,7 +238,7 @@ def cut_text(text: str, source: str) -> str:
 
 
 def join_parts(parts: Sequence[str]) -> str:
-    """Joins the parts that are not empty, up to the limit of MLflow. A part that does not fit ends the text."""
+    """Joins the parts that are not empty, up to MLflow's limit. A part that does not fit ends the text."""
     text = ""
     room = LONGEST - len(LEFT_OUT) - 2
     for part in filter(None, parts):

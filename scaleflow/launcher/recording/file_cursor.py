@@ -1,4 +1,4 @@
-"""Sends the files that the events of a run name: artifacts, the dataset, the model."""
+"""Sends the files that a run's events name: artifacts, the dataset, the model."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,13 +26,13 @@ NAMING = (*REPORTED, RunReady, DatasetDescribed, ArtifactWritten, ReportMade, Mo
 
 
 class FileCursor:
-    """Goes through the events of a run, and sends the files of each. The record keeps how far it came.
+    """Reads the events of a run in order, and sends the files of each. The record keeps its position.
 
-    It passes events whose files do not exist, or are refused, and notes them in `left` of the record. These are tried
-    again before the end of the run, and by `scaleflow sync`.
+    If files do not exist or are refused, it skips their event and notes it in `left` of the record. Such files are
+    tried again at the end of the run, and by `scaleflow sync`.
 
     Args:
-        tries: failures in a row, without a file that was taken, after which a file is refused, if the store answers.
+        tries: after this many failures in a row a file is refused, if the store answers.
     """
 
     def __init__(self, record: StoreRecord, tries: int) -> None:
@@ -44,17 +44,17 @@ class FileCursor:
 
     @property
     def missing_reports(self) -> list[int]:
-        """The offsets of the events of which reports are still to be made."""
+        """The offsets of events whose reports are missing."""
         return [at for at in self._record.left if isinstance(read_event(self._record.events, at), REPORTED)]
 
     def claim_reports(self) -> list[int]:
-        """Returns those that were not returned before. The caller makes their reports."""
+        """Returns missing reports that were not returned before. The caller makes them."""
         new = [at for at in self.missing_reports if at not in self._claimed]
         self._claimed |= {*new}
         return new
 
     def send(self, end: int, should_stop: Callable[[], bool]) -> None:
-        """Sends the files of the events before the offset `end`. Raises what the store raises."""
+        """Sends the files of the events before the offset `end`. Raises the store's errors."""
         reader = self._read_events(self._record.file_offset)
         for event in reader.read():
             if reader.offset > end or should_stop():
@@ -81,7 +81,7 @@ class FileCursor:
             self._record.left.pop(event.at, None)
 
     def send_left(self) -> None:
-        """Tries the files again that the store lacks. Raises what the store raises if it does not answer."""
+        """Tries to send the missing files again. Raises the store's error if it does not answer."""
         for at in sorted({*self._record.left} - {*self.missing_reports}):
             self._try_files(read_event(self._record.events, at), at, tries=1)
             self._record.save()
@@ -89,7 +89,7 @@ class FileCursor:
     def _try_files(self, event: Event, at: int, tries: int) -> None:
         """Sends the files of an event at an offset, or notes why the store lacks them.
 
-        Raises what the store raises, if there were less than so many tries or if it does not answer.
+        Raises the store's error after fewer than `tries` failures, or if the store does not answer.
         """
         try:
             self._send_files(event, at)
@@ -127,5 +127,5 @@ class FileCursor:
             self._tracker.log_artifact(self._record.locate(path), folder)
 
     def _is_replaced(self, model: ModelExported, at: int) -> bool:
-        """Whether a later event says that another model was exported, to the same folder."""
+        """Whether a later event reports another model, exported to the same folder."""
         return any(isinstance(event, ModelExported) and event != model for event in self._read_events(at).read())

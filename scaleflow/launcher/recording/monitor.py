@@ -1,4 +1,4 @@
-"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did."""
+"""Follows a run for its launcher: displays its events, keeps its state, and writes its end if no worker did."""
 
 import os
 import threading
@@ -33,15 +33,15 @@ from scaleflow.tracking.uri import drop_credentials
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1
 
-#: The same for a single process in a short phase, such as the start and the export: the user waits for its end.
+#: The same for a single process in a short phase, such as the start or the export: the user waits for its end.
 PHASE_POLL_SECONDS = 0.02
 
-#: The run whose command reports that a store does not answer, by the address of the store.
+#: The run whose command reports that a store does not answer, by store address.
 OUTAGE_REPORTERS: dict[str, "RunMonitor"] = {}
 
 
 class RunMonitor:
-    """What a launcher knows of its run. `helpers` are threads that begin when the recorder begins.
+    """The launcher's view of its run. `helpers` are threads that start together with the recorder.
 
     Attributes:
         spec: the spec of the chief, or of the process that this command runs.
@@ -49,7 +49,7 @@ class RunMonitor:
         heard_at: when the last event of a worker arrived, in seconds of this process's monotonic clock. The clock of
             the worker's machine may be wrong.
         waiting_since: when the last event `waiting` or `met` arrived, by the same clock.
-        restart_advice: how a later run would survive the loss of a process that ended this one; empty otherwise.
+        restart_advice: how a later run would survive the loss of a process that ended this run; otherwise empty.
     """
 
     def __init__(
@@ -89,28 +89,28 @@ class RunMonitor:
         )
 
     def begin_start(self, phase: str, since: float | None = None) -> None:
-        """Shows that the processes are being started, and the store opened at the same time.
+        """Shows that the processes are starting, while the store is opened.
 
         Args:
-            since: when it began, in seconds since the epoch; None: now.
+            since: the start, in seconds since the epoch; None: now.
         """
         is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
         self.display.begin_phase(f"{phase}, opening the MLflow store" if is_opening else phase, since)
 
     def choose_pause(self, processes: int) -> float:
-        """Returns the seconds until so many processes are checked again."""
+        """Returns the seconds until the next check of `processes` processes."""
         return PHASE_POLL_SECONDS if processes == 1 and self._is_in_phase else POLL_SECONDS
 
     def start_recorder(self) -> None:
-        """Starts the recorder, which opens the store, and what works beside it, unless that is done."""
+        """Starts the recorder, which opens the store, and the helper threads, unless they have already started."""
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
             for thread in (*self._helpers, self.recorder):
                 thread.start()
 
     def open_store(self) -> bool:
-        """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
+        """Starts the recorder, and waits until it knows whether the store can be used, so that no training is wasted.
 
-        Returns False if the store refuses the run, or if the user asked for the end.
+        Returns False if the store refuses the run, or if the user requested the end.
         """
         self.start_recorder()
         while not self.recorder.is_settled.wait(POLL_SECONDS):
@@ -119,7 +119,7 @@ class RunMonitor:
         return self.recorder.refusal is None
 
     def follow(self) -> None:
-        """Reads, applies and shows the new events, and an outage of the store."""
+        """Reads, applies and displays the new events, and an outage of the store."""
         self._show_outage()
         for event in self._reader.read():
             self._apply(event)
@@ -130,12 +130,14 @@ class RunMonitor:
                 self.hooks.on_event(event)
 
     def read_reports(self) -> None:
-        """Reads what the launcher has made of the run since it ended."""
+        """Reads the reports that the launcher made after the run ended."""
         for event in self._reader.read():
             self.state.apply(event)
 
     def _show_outage(self) -> None:
-        """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
+        """Reports once that the store accepts nothing, and once that it works again, even for
+        several jobs of a sweep.
+        """
         outage = self.recorder.outage
         uri = self.spec.plan.tracking.uri or ""
         store = f"note: the tracking {'server' if uri.startswith('http') else 'store'} {drop_credentials(uri)}"
@@ -147,7 +149,7 @@ class RunMonitor:
         self._has_told = OUTAGE_REPORTERS.get(uri) is self
 
     def _apply(self, event: Event) -> None:
-        if not isinstance(event, SystemMetrics):  # these come from the launcher itself
+        if not isinstance(event, SystemMetrics):  # the launcher itself writes these
             self.heard_at = time.monotonic()
         if isinstance(event, RunReady | ConfusionWritten | ModelExported | RunEnded):  # these take long to record
             self.recorder.wake()
@@ -163,7 +165,7 @@ class RunMonitor:
         return self.recorder.transfer.record.offset >= self._reader.offset
 
     def find_futile_wait(self) -> EndReason | None:
-        """Returns why a worker that waits too long has to be killed; None if there is no such worker.
+        """Returns why a worker that waits too long must be killed; None if there is no such worker.
 
         It cannot end itself, because no Python thread runs while TensorFlow waits.
         """
@@ -177,10 +179,10 @@ class RunMonitor:
         return EndReason(f"cluster.start_seconds={waiting.seconds:g}: {who}", is_reported=True)
 
     def find_stall(self, began: float) -> EndReason | None:
-        """Returns why processes without progress for `cluster.stall_seconds` have to be killed; None if they may go on.
+        """Returns why processes without progress for `cluster.stall_seconds` must be killed; None if they may continue.
 
-        Until the processes have built everything, `cluster.start_seconds` are added to the limit. They `began` at a
-        time of the monotonic clock.
+        Until the processes have built everything, the limit is longer by `cluster.start_seconds`. `began` is when they
+        started, in seconds of the monotonic clock.
         """
         plan = self.spec.plan
         cluster = plan.cluster
@@ -197,7 +199,7 @@ class RunMonitor:
         return EndReason(why)
 
     def finish(self, reason: EndReason | None) -> int:
-        """Writes the end of the run, unless a worker has written it, and shows it; returns the exit code of the
+        """Writes the end of the run, unless a worker has written it, and shows it. Returns the exit code of the
         command.
 
         `reason` is why the run ended, if no worker reported its end.
@@ -227,7 +229,7 @@ class RunMonitor:
             self._handle_unwritten_end(end, full)
 
     def _handle_unwritten_end(self, end: RunEnded | RunRefused, error: OSError) -> None:
-        """Passes an end that cannot be written to the file of events to the terminal and the store."""
+        """Passes an end that cannot be written to the event file to the terminal and the store."""
         prefix = f"{os.path.relpath(self.spec.events)} can't be written: {error.strerror}; "
         if isinstance(end, RunEnded):
             end = replace(end, error=prefix + end.error)
@@ -239,11 +241,11 @@ class RunMonitor:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command, once the run has ended."""
+        """The exit code of the command, after the run has ended."""
         last = self.state.last
         is_killed = isinstance(last, RunEnded) and last.status == "KILLED"
         if is_killed or (self.stop.is_set() and not self.state.is_ready):
-            return self.stop.exit_code  # 143 if there was no signal: a worker received SIGTERM
+            return self.stop.exit_code  # 143 without a signal: a worker received SIGTERM
         if self.recorder.refusal is not None:
             return REFUSED
         if isinstance(last, RunRefused):
@@ -252,5 +254,5 @@ class RunMonitor:
 
     @property
     def refusal(self) -> ConfigError | None:
-        """Why there is no run, if it was refused, by the store or by a worker."""
+        """Why the store or a worker refused the run; None if it was not refused."""
         return self.recorder.refusal or self.state.refusal

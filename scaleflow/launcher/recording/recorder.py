@@ -1,7 +1,7 @@
-"""Records a run while it trains: a thread sends its events to the tracking store.
+"""Records a run during training: a thread sends its events to the tracking store.
 
-After the start, neither training nor the terminal waits for it. Further threads make reports (`reports.py`). A command
-that trains nothing itself has a recorded run, too: the parent of the jobs of a sweep, a pipeline, or one of its stages.
+After the start, neither training nor the terminal waits for it. More threads make reports (`reports.py`). Commands that
+do not train also have recorded runs: the parent of a sweep's jobs, a pipeline, or one of its stages.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ from scaleflow.tracking.connection import format_store_error, is_unreachable
 PASS_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 10.0
 
-#: Seconds without an open store after which a run that needs the store is refused.
+#: After this many seconds without an open store, a run that needs the store is refused.
 CONNECT_SECONDS = 10.0
 
-#: Seconds to wait for a request in progress when nothing more is to be sent.
+#: Seconds to wait for a request in progress when nothing more will be sent.
 STOP_SECONDS = 1.0
 
-#: Seconds without success after which a note says that the store does not answer, and the text of that note.
+#: Seconds without success after which a note reports that the store does not answer, and the text of that note.
 OUTAGE_SECONDS = 2.0
 NO_ANSWER = "does not answer"
 
 
 class Recorder(threading.Thread):
-    """Records one run while it trains.
+    """Records one run during training.
 
     Args:
-        transfer: sends its events.
+        transfer: sends the run's events.
         before: the size of the events before this command, in bytes.
-        is_resumed: whether those bytes belong to this run; what the store lacks of them is sent first.
+        is_resumed: whether those bytes belong to this run. Then missing ones are sent first.
         offline: whether the store may stay unreachable for any time.
 
     Attributes:
-        refusal: why the store cannot be used, when that is known.
-        is_settled: set when it is known that the store can be used, that it cannot, or that it may be unreachable.
+        refusal: why the store cannot be used; None while it may work.
+        is_settled: set when it is known whether the store can be used, or that it may be unreachable.
         done: set when the thread sends nothing more.
-        outage: what a store does that has taken nothing for some seconds; empty if it takes everything.
+        outage: the problem of a store that has accepted nothing for some seconds; empty if it accepts everything.
     """
 
     def __init__(
@@ -88,21 +88,22 @@ class Recorder(threading.Thread):
         self.refusal: ConfigError | None = None
 
     def wake(self) -> None:
-        """Sends what is there now, without waiting for the end of the pause."""
+        """Sends waiting events now, without waiting for the end of the pause."""
         self._woken.set()
 
     @property
     def recorded(self) -> int:
-        """Bytes of `events.jsonl` that the store has taken."""
+        """The number of bytes of `events.jsonl` that the store has accepted."""
         return self.transfer.record.offset if self.transfer.record.run_id is not None else 0
 
     @property
     def reason(self) -> str:
-        """The last error of the store; empty if there was none."""
+        """The last error of the store; empty without an error."""
         return str(self.refusal or next(iter(self.transfer.record.left.values()), self._reason))
 
     def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
-        """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
+        """Waits until everything is recorded, or gives up. Returns whether everything is recorded. Sends nothing after
+        that.
 
         It waits `patience` seconds for a store that is unreachable or slow, and gives up when `should_stop` returns
         True.
@@ -120,12 +121,12 @@ class Recorder(threading.Thread):
         return self._is_through and not self.transfer.record.left
 
     def stop(self) -> None:
-        """Stops sending, and writing to the run's folder."""
+        """Stops sending events, and writing to the run's folder."""
         self.transfer.record.is_kept = False
         self._end_thread()
 
     def _end_thread(self) -> None:
-        """Ends the thread. It lives longer than this call if the store does not answer a request."""
+        """Ends the thread. If the store does not answer a request, the thread lives longer than this call."""
         self._stop_requested.set()
         self.wake()
         if self.is_alive():
@@ -151,17 +152,17 @@ class Recorder(threading.Thread):
             self.done.set()
 
     def _begin_reports(self) -> None:
-        """Starts a thread for each report that is still to be made. The event that it appends is then sent, too."""
+        """Starts a thread for each missing report. The thread appends an event, which is then sent."""
         for at in self.transfer.files.claim_reports():
             threading.Thread(target=self._report, args=(at,), name="report", daemon=True).start()
 
     def _report(self, at: int) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: `scaleflow sync` makes it later
+        with contextlib.suppress(OSError):  # if the disk is full, `scaleflow sync` makes the report later
             append_report(self.transfer.events, at, self.transfer.record.locate, is_late=self._stop_requested.is_set)
         self.wake()
 
     def _wait_for_earlier(self) -> None:
-        """Waits for the recorder of an earlier command in this process, whose last request may still end the run."""
+        """Waits for the recorder of an earlier command in this process: its last request may still end the run."""
         events = self.transfer.events
         for thread in {*threading.enumerate()} - {self}:
             if isinstance(thread, Recorder) and thread.transfer.events == events and thread._stop_requested.is_set():
@@ -172,7 +173,7 @@ class Recorder(threading.Thread):
         return self.transfer.record.ended > self._before
 
     def _pause(self) -> None:
-        """Waits for more to send. The pause grows with the time for which the store has failed, if nobody waits."""
+        """Waits for more events. While the store fails, the pause grows, unless somebody waits."""
         seconds = PASS_SECONDS
         if self._failing_since is not None and not self._hurries:
             seconds = min(MAX_PAUSE_SECONDS, PASS_SECONDS + (time.monotonic() - self._failing_since) / 2)
@@ -180,10 +181,10 @@ class Recorder(threading.Thread):
         self._woken.clear()
 
     def _try_pass(self) -> None:
-        """Sends what is there. After a failure, what the store has taken stays taken.
+        """Sends waiting events. A failure does not affect events that the store has accepted.
 
-        Raises ConfigError if the store cannot be used. Once it has the run, errors are only noted, and it is tried
-        again.
+        Raises ConfigError if the store cannot be used. After the store has the run, errors are only noted and the
+        events are sent again.
         """
         began = time.monotonic()
         try:
@@ -201,12 +202,12 @@ class Recorder(threading.Thread):
                 raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
             self._failing_since = self._failing_since or began
             self._reason = reason
-            is_of_store = not isinstance(error, LookupError)  # such as a parent that is not recorded yet
+            is_of_store = not isinstance(error, LookupError)  # for instance a parent that is not recorded yet
             if is_of_store and not self.outage and time.monotonic() - self._failing_since > OUTAGE_SECONDS:
                 self.outage = NO_ANSWER if is_unreachable(error) else f"does not take the run ({reason})"
 
     def _is_fatal(self, error: Exception, began: float) -> bool:
-        """Returns whether an error of a pass means that the store cannot be used, so that the run is refused."""
+        """Returns whether an error means that the store cannot be used, so that the run must be refused."""
         if isinstance(error, ConfigError) and not isinstance(error, StoreUnreachable):
             is_known_to_work = self.is_settled.is_set() and (self._offline or self.transfer.record.run_id is not None)
             return self._failing_since is None and not is_known_to_work
@@ -217,15 +218,15 @@ class Recorder(threading.Thread):
 class CommandRun:
     """A run whose events this process writes. A thread sends them to the store.
 
-    No other command can record it until it is recorded or closed.
+    No other command can record it until it is finished or closed.
 
     Args:
-        folder: of the run; an earlier command may have begun it.
+        folder: the run's folder; an earlier command may have created it.
         what: the run in messages, such as `the sweep's own run`.
 
     Attributes:
         recorder: the thread that sends the events; None until this command has opened the run.
-        began: when the first command opened it, in milliseconds since the epoch.
+        began: when the first command opened the run, in milliseconds since the epoch.
     """
 
     def __init__(self, folder: Path, what: str) -> None:
@@ -240,7 +241,7 @@ class CommandRun:
             self._before = RunState.read(folder)
             self._locks = locks.pop_all()
         self.began = self._before.ready.began if self._before.ready else 0
-        self._added = (self._before.step, self._before.metrics)  # the values that were recorded last
+        self._added = (self._before.step, self._before.metrics)  # the values recorded last
 
     def open(
         self,
@@ -254,14 +255,14 @@ class CommandRun:
         parent: Path | None = None,
         earlier: Path | None = None,
     ) -> None:
-        """Opens the run, maybe again, and starts to record it in the store of `tracking`.
+        """Opens the run, possibly again, and starts to record it in the store of `tracking`.
 
         Args:
-            config: the content of its config.yaml, secrets included; None: the store.
+            config: the content of its config.yaml, including secrets; None: only the store.
             began: when the command began, in seconds since the epoch; None: now.
-            parent: the folder of the run that it is a part of. Without one, a new run is a child of the run that is
-                active in this thread, or else continues the run that MLFLOW_RUN_ID names.
-            earlier: the folder of an earlier run whose experiment a new run follows, if that was renamed.
+            parent: the folder of the parent run. Without one, a new run is a child of the run that is active in this
+                thread, or else continues the run that MLFLOW_RUN_ID names.
+            earlier: the folder of an earlier run. A new run uses its experiment, in case the experiment was renamed.
         """
         store = {key: getattr(tracking, key) for key in ("name", "uri", "experiment")}
         content = mask_secrets({"tracking": store} if config is None else config)
@@ -293,7 +294,7 @@ class CommandRun:
 
     @property
     def refusal(self) -> Exception | None:
-        """Why the store cannot be used; it waits until that is known."""
+        """Why the store cannot be used; None if it can. Waits until it is known."""
         assert self.recorder is not None
         self.recorder.is_settled.wait()
         return self.recorder.refusal
@@ -306,7 +307,7 @@ class CommandRun:
         text: str = "",
         step: int = 0,
     ) -> None:
-        """Records values, files that exist, and the description. What was recorded last is not recorded twice."""
+        """Records values, existing files, tags and the description. The same values are not recorded twice in a row."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         added = (max(step, self._added[0]), numbers)
         if numbers and added != self._added:
@@ -319,7 +320,7 @@ class CommandRun:
             self.emit(DescriptionSet(text))
 
     def add_files(self, files: Iterable[Path], folder: str | None = None) -> None:
-        """Records files that exist, in a folder of the artifacts; None: at their top."""
+        """Records existing files in a folder of the artifacts; None: at the top."""
         for path in files:
             if path.is_file():
                 self.emit(ArtifactWritten(str(path), folder))
@@ -328,7 +329,7 @@ class CommandRun:
         self.emit(RunEnded(status, error))
 
     def finish(self, stop: StopRequest) -> bool:
-        """Waits at most `tracking.flush_seconds`, or for another signal; returns whether everything is recorded."""
+        """Waits at most `tracking.flush_seconds`, or until another signal. Returns whether everything is recorded."""
         assert self.recorder is not None
         before = stop.times
         with self._locks:
@@ -341,9 +342,9 @@ class CommandRun:
         return is_recorded
 
     def close(self) -> None:
-        """Lets other commands record the run."""
+        """Allows other commands to record the run."""
         self._locks.close()
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
-        """Returns rows of (label, value) that say where the recorded run can be seen."""
+        """Returns rows of (label, value) with links to the recorded run."""
         return self.recorder.transfer.tracker.describe_links() if self.recorder else ()

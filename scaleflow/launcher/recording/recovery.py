@@ -1,4 +1,4 @@
-"""Repairs a run whose processes are gone: writes its missing end, and sends what the store lacks."""
+"""Repairs a run whose processes are gone: writes its missing end, and sends missing events and files to the store."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from scaleflow.tracking.connection import format_store_error
 
 LAUNCHER_DIED = "the launcher was killed"
 
-#: A store counts as unreachable after this many failures in a row, during which it took nothing.
+#: After this many failures in a row without progress, a store counts as unreachable.
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 
@@ -37,25 +37,25 @@ class SyncStatus:
     """The state of a run after a repair, in its folder and in its store."""
 
     folder: Path  # the run's folder
-    #: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store lacks
-    #: something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready; `not
-    #: tracked`: `tracking=none`; `deleted`: the store had the run, and has it no more
+    #: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store still lacks
+    #: something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready;
+    #: `not tracked`: `tracking=none`; `deleted`: the run was deleted from the store
     result: SyncResult
-    status: str | None = None  # FINISHED, FAILED or KILLED; None if the run has not ended, or if there is none
+    status: str | None = None  # FINISHED, FAILED or KILLED; None if the run has not ended, or without a run
     was_open: bool = False  # whether the repair wrote the run's end
     run_id: str | None = None  # the run's id in the store
     reason: str = ""  # why it is not recorded, or which process is alive
 
 
 def repair(folder: Path, uri: str | None = None, again: bool = False) -> SyncStatus:
-    """Writes a run's end if it has none, and sends what the store has not taken.
+    """Writes a run's end if it is missing, and sends everything that the store lacks.
 
     Args:
-        uri: the address of the store; None: the one in which the run was recorded, or which its config names.
-        again: whether to record a run that was deleted from the store again, as a new run.
+        uri: the address of the store; None: the recorded address, or the config's.
+        again: whether to record a run again, as a new run, if it was deleted from the store.
 
     Returns:
-        The new state. It reports a failure of the store, which is not raised.
+        The new state. It contains a failure of the store, which is not raised.
     """
     folder = folder.absolute()
     try:
@@ -74,7 +74,7 @@ def repair(folder: Path, uri: str | None = None, again: bool = False) -> SyncSta
 
 
 def record_missing(status: SyncStatus, uri: str | None, ready: RunReady | None) -> SyncStatus:
-    """Sends what the store lacks of a run, or checks that it still has a run that was recorded.
+    """Sends everything that the store lacks of a run, or checks that it still has a recorded run.
 
     With the event `ready`, a run that was deleted there is recorded again, below its sweep's run. A failure of the
     store becomes the reason of the status.
@@ -94,17 +94,18 @@ def record_missing(status: SyncStatus, uri: str | None, ready: RunReady | None) 
             transfer = EventTransfer(make_tracker(tracking), record.events)
             transfer.open()
             if ready is not None:
-                transfer.tracker.set_tags(transfer.requests.make_parent_tag(ready))  # it may have been recorded again
+                # the parent may have been recorded again
+                transfer.tracker.set_tags(transfer.requests.make_parent_tag(ready))
             return status
         except RunMissing as missing:
             status = replace(status, result="deleted", reason=explain_to_sync(missing))
             return status if ready is None else send_missing(replace(status, reason=""), tracking, is_new=True)
-    except Exception as error:  # the config refuses, or the store: it may raise anything
+    except Exception as error:  # the config is invalid, or the store failed: it may raise anything
         return replace(status, reason=explain_to_sync(error, address))
 
 
 def repair_quietly(folder: Path) -> bool:
-    """Repairs a run. Prints an error, and returns False, if the store does not take everything."""
+    """Repairs a run. If the store does not accept everything, prints an error and returns False."""
     if is_recorded(folder):
         return True
     status = repair(folder)
@@ -119,14 +120,14 @@ def repair_quietly(folder: Path) -> bool:
 
 
 def is_recorded(folder: Path) -> bool:
-    """Whether a run is finished, and its store has all of it or it has none. Reads two small pieces of its files."""
+    """Whether a run is finished and its store, if it has one, has all of it. Reads two small parts of its files."""
     files = RunFolder(folder)
     is_tracked = files.read_record() != {"run_id": None}
     return is_finished(folder) and (not is_tracked or StoreRecord(files.events, Tracker()).is_complete)
 
 
 def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -> SyncStatus:
-    """Sends what the store lacks, or if it `is_new` everything, as a new run. Raises RunMissing."""
+    """Sends everything that the store lacks; with `is_new`, the whole run as a new one. Raises RunMissing."""
     events = RunFolder(status.folder).events
     transfer = EventTransfer(make_tracker(tracking), events, tries_of_a_file=MAX_ATTEMPTS - 1)
     record = transfer.record
@@ -156,10 +157,10 @@ def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -
 
 
 def send_all(transfer: EventTransfer) -> None:
-    """Sends all events, makes the reports that their launcher has not made, and sends those. Raises like `send`."""
-    if transfer.record.ended and transfer.record.left:  # otherwise the end of the run sends them
+    """Sends all events, makes the missing reports, and sends those. Raises the errors of `send`."""
+    if transfer.record.ended and transfer.record.left:  # otherwise they are sent with the end of the run
         transfer.files.send_left()
-        transfer.requests.describe()  # with the model
+        transfer.requests.describe()  # again, with the model
     transfer.send()
     for at in transfer.files.missing_reports:
         append_report(transfer.events, at, transfer.record.locate)
@@ -167,17 +168,17 @@ def send_all(transfer: EventTransfer) -> None:
 
 
 def explain_to_sync(error: Exception, uri: str | None = None) -> str:
-    """Returns why a store has not taken a run, with the options of `sync` in place of the keys of a run."""
+    """Returns why a store lacks a run, in the words of `sync`: options of `sync` replace keys of a run."""
     text = format_store_error(error, uri).replace(", or start without it: tracking.offline=true", "")
     text = text.replace("set tracking.uri to the store that has it", "name the store that has it with --uri")
     return re.sub(r"(?<= )tracking\.uri=", "--uri ", text)
 
 
 def finalize_run(folder: Path) -> bool:
-    """Writes the end of a run that has none, because its launcher was killed; returns whether it had none.
+    """Writes the missing end of a run whose launcher was killed. Returns whether the end was missing.
 
-    The run ended at its newest event: FAILED if its chief had reported a fault, else KILLED. The caller holds its
-    locks.
+    The run ended at its newest event: FAILED if its chief had reported an error, otherwise KILLED. The caller holds the
+    run's locks.
     """
     state = RunState.read(folder)
     if state.is_open:

@@ -1,7 +1,7 @@
-"""Makes reports of what a run's events name: draws tables, and analyzes traces.
+"""Makes reports from a run's events: draws tables, and analyses traces.
 
-Each report becomes an event of the run, whose files exist. The launcher makes it in a thread while the run goes on. If
-the launcher dies before, `scaleflow sync` or `resume` makes it.
+Each report becomes an event that names its files. The launcher makes it in a thread during the run. If the launcher
+dies before that, `scaleflow sync` or `resume` makes it.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event, read_event
 from scaleflow.tracking.plot import draw_confusion
 
-#: Events of which reports are made.
+#: Events that need a report.
 REPORTED = (ConfusionWritten, StepsProfiled, TaskResult)
 
-#: Analyses of profiles need much memory: one at a time.
+#: Only one profile is analysed at a time, because it needs much memory.
 ANALYSIS_LOCK = threading.Lock()
 
 
 def explain_wait(event: Event) -> str:
-    """Returns why the files of an event are not there yet."""
+    """Returns why the files of an event do not exist yet."""
     if isinstance(event, StepsProfiled):
         return f"the profile of steps {event.first} to {event.last} is still being analyzed"
     return f"the picture for the event {event.event} is still being drawn"
@@ -35,7 +35,7 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
     Args:
         locate: returns the path of a file that an event names.
 
-    Raises OSError if it cannot be written.
+    Raises OSError if the report cannot be written.
     """
     from scaleflow.profiler import analyze_window
 
@@ -46,7 +46,7 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
                 report = analyze_window(event, at)
         else:
             report = draw_report(event, at, locate)
-    except Exception as error:  # such as a file that is damaged; without a report, the recorder would wait for it
+    except Exception as error:  # for instance a damaged file; without a report, the recorder would wait for it
         line = f"no report of the event {event.event} could be made: {read_reason(error)}"
         report = ReportMade(at, [], line=line, time=event.time)
     if not is_late():
@@ -54,7 +54,7 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
 
 
 def draw_report(event: Event, at: int, locate: Callable[[str], Path]) -> ReportMade:
-    """Draws a table. A table that cannot be drawn has no picture."""
+    """Draws a table. If drawing fails, the report has no picture."""
     assert isinstance(event, ConfusionWritten | TaskResult)
     path = event.path if isinstance(event, ConfusionWritten) else event.find_table()
     table = locate(path)

@@ -1,4 +1,4 @@
-"""Sends the events of a run to a store, except files: metrics, params, tags, its beginning and its end."""
+"""Sends the events of a run to a store, except files: metrics, params, tags, the run's beginning and its end."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -23,12 +23,12 @@ from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.active_run import PARENT
 
-#: The tag with the folder of the run of the pipeline that a run belongs to.
+#: The tag with the folder of the pipeline's run that a run belongs to.
 PIPELINE = "scaleflow.pipeline"
 
 EVENTS_A_PASS = 500
 
-#: Events that are sent, in addition to metrics and tags.
+#: Events to send, in addition to metrics and tags.
 REQUESTS = (RunReady, RunEnded, RunRefused, Restarted, RolledBack, DescriptionSet)
 
 #: Events with metrics.
@@ -40,13 +40,13 @@ def list_points(event: Measured) -> list[Point]:
 
 
 class RequestCursor:
-    """Goes through the events of a run, and sends each until the store has taken it. The record keeps how far it came.
+    """Reads the events of a run in order, and sends each until the store accepts it. The record keeps its position.
 
     Args:
         wait_for_files: returns when the files that are sent with `ready` are written.
 
     Attributes:
-        earlier: the folder of an earlier run whose experiment a new run without a parent follows; None: no run.
+        earlier: the folder of an earlier run whose experiment a new run without a parent uses; None: no such run.
     """
 
     def __init__(self, record: StoreRecord, wait_for_files: Callable[[], object]) -> None:
@@ -62,7 +62,7 @@ class RequestCursor:
         return self._reader.offset
 
     def send(self, should_stop: Callable[[], bool]) -> RunEnded | None:
-        """Sends the events that the file holds, up to the end of the run, which it returns without sending it."""
+        """Sends the events in the file up to the end of the run. Returns the end without sending it."""
         self._reader.offset = before = self._record.offset
         while not should_stop():
             if (end := self._send_portion(should_stop)) or self._reader.offset == before:
@@ -71,7 +71,7 @@ class RequestCursor:
         return None
 
     def _send_portion(self, should_stop: Callable[[], bool]) -> RunEnded | None:
-        """Sends some events, consecutive metrics in one request. Returns the end of the run if it meets that."""
+        """Sends some events, consecutive metrics in one request. Returns the end of the run when it finds it."""
         points: list[Point] = []
         for event in islice(self._reader.read(), EVENTS_A_PASS):
             if should_stop():
@@ -137,10 +137,10 @@ class RequestCursor:
         self.describe()
 
     def _follow_experiment(self, event: RunReady, parent_id: str | None) -> None:
-        """Has the run created in the experiment of its parent, or of an earlier run, if both ask for the same name.
+        """Creates the run in the experiment of its parent, or of an earlier run, if both use the same name.
 
-        Somebody may have renamed that experiment. The parent may also be a run that was active when the command began:
-        its experiment counts unless the command names one.
+        Somebody may have renamed that experiment. If the parent is a run that was active when the command began, its
+        experiment counts unless the command names one.
         """
         folder = self._find_parent(event)
         if folder is None and parent_id is not None:
@@ -155,15 +155,15 @@ class RequestCursor:
             self._tracker.follows = record.get("run_id")
 
     def _find_parent(self, event: RunReady) -> Path | None:
-        """Returns the folder of the sweep or the pipeline that a run belongs to; None if it belongs to none."""
+        """Returns the folder of the sweep or the pipeline that a run belongs to; None without a parent."""
         folder = self._record.files.path
         parent = event.parent or read_run_tags(folder).get(PIPELINE)
         return None if parent in (None, str(folder)) else self._record.locate(parent)
 
     def make_parent_tag(self, event: RunReady) -> dict[str, str]:
-        """Returns the tag that makes a run the child of its sweep's run.
+        """Returns the tag that makes a run a child of its sweep's run.
 
-        Raises LookupError if the run of the sweep is not recorded yet.
+        Raises LookupError if the sweep's run is not recorded yet.
         """
         parent = self._find_parent(event)
         if parent is None or self._tracker.uri is None:
@@ -174,7 +174,7 @@ class RequestCursor:
         return {PARENT: run_id}
 
     def end_run(self, end: RunEnded) -> None:
-        """Sends the end of the run, which may not be in the file."""
+        """Sends the end of the run. The end may be missing in the event file."""
         error = {"scaleflow.error": end.error} if end.error else {}
         self._tracker.set_tags({"scaleflow.status": end.status, **error})
         state = RunState.read(self._record.files.path)
@@ -183,10 +183,10 @@ class RequestCursor:
         self.describe(end)
 
     def describe(self, end: RunEnded | None = None) -> None:
-        """Writes the description of the run as it is now. The command of a sweep or a pipeline describes that.
+        """Updates the run's description. The parent of a sweep gets its description from the sweep's command.
 
         Args:
-            end: the end of the run, which may not be in the file.
+            end: the end of the run, which may be missing in the event file.
         """
         files = self._record.files
         store = self._tracker.uri

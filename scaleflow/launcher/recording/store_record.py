@@ -1,4 +1,4 @@
-"""`record.json`, beside the events of a run: which run in the store they belong to, and how much the store has."""
+"""Manages `record.json` in a run's folder: its run in the store, and how many of its events the store has."""
 
 import contextlib
 import uuid
@@ -14,15 +14,15 @@ class StoreRecord:
     """The contents of `record.json`.
 
     Attributes:
-        is_kept: whether to write it: not if the folder goes, or if another command may record the run.
-        known: the run in the store: `id` identifies it even before it has a `run_id`. `folder` is where it was when it
-            was recorded first, `adopts` the run that a command began to adopt, `uri` the store, `uri_from` where the
-            folder was when that was written, `experiment` the experiment's name when the run was created, `model_uri`
-            the model.
-        offset: how many bytes of the events the store has the requests of: metrics, params, tags, the run's end.
-        file_offset: how many it has the files of: artifacts, the dataset, the model.
-        left: the events before `file_offset` whose files it lacks: the reason, by offset.
-        ended: the offset after the end of the run, or its refusal, if that was the last event of a command; else 0.
+        is_kept: whether to write the file: not if the folder is removed, or if another command may record the run.
+        known: facts about the run in the store. `id` identifies the run even before it has a `run_id`. `folder` is its
+            folder when it was first recorded, `adopts` the run that a command began to adopt, `uri` the store,
+            `uri_from` the folder when `uri` was written, `experiment` the experiment's name when the run was created,
+            `model_uri` the model.
+        offset: the bytes of the events whose requests the store has: metrics, params, tags, the run's end.
+        file_offset: the bytes of the events whose files the store has: artifacts, the dataset, the model.
+        left: the events before `file_offset` whose files are missing: the reason, by offset.
+        ended: the offset after the run's end or refusal, if that was the last event of a command; otherwise 0.
     """
 
     def __init__(self, events: Path, tracker: Tracker, is_kept: bool = True) -> None:
@@ -38,7 +38,7 @@ class StoreRecord:
         known.setdefault("folder", str(self.files.path.absolute()))
 
     def begin_after(self, offset: int, folder: str | None = None) -> None:
-        """Begins a new run with the events after an offset, which name files in `folder`; None: where they are."""
+        """Begins a new run with the events after an offset. They name files in `folder`; None: the present folder."""
         self.known = {"id": uuid.uuid4().hex, "folder": folder or str(self.files.path.absolute())}
         self.offset = self.file_offset = offset
         self.left = {}
@@ -46,7 +46,7 @@ class StoreRecord:
 
     @property
     def run_id(self) -> str | None:
-        """The run in the store, once there is one."""
+        """The run's id in the store; None before the run is created there."""
         return self.known.get("run_id")
 
     @property
@@ -61,12 +61,12 @@ class StoreRecord:
         return self.files.find_moved(Path(name), Path(self.known["folder"]))
 
     def save(self, is_vital: bool = False) -> None:
-        """Writes the file, and if it `is_vital` to later requests, waits until it is on the disk."""
+        """Writes the file. If `is_vital` for later requests, waits until it is on the disk."""
         if not self.is_kept:
             return
         tracker = self.tracker
         content = dict[str, Any]()
-        if tracker.uri is None:  # not tracked now: the file keeps a store that has the run
+        if tracker.uri is None:  # not tracked now: the file keeps a store that already has the run
             content = {"run_id": None, **self.files.read_record()}
         else:
             told = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
@@ -77,5 +77,5 @@ class StoreRecord:
                 self.known.setdefault("experiment", tracker.experiment)
             self.known["uri_from"] = str(self.files.path.absolute())
             content = {key: value for key, value in self.known.items() if value is not None}
-        with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
+        with contextlib.suppress(OSError):  # if the disk is full, sending the same events again later is harmless
             self.files.write_record(content, is_vital)

@@ -1,12 +1,12 @@
 """Sends the events of a run to a tracking store.
 
-Two cursors go through the events in order: one sends requests (`request_cursor.py`), the other one files
-(`file_cursor.py`). `record.json` has the offset of each. After a failure, everything after it is sent again, unchanged.
-What would be created twice is looked up first. So the store holds each run once and each point once, even if several
-commands send it several times.
+Two cursors read the events in order: one sends requests (`request_cursor.py`), the other one sends files
+(`file_cursor.py`). `record.json` has both offsets. After a failure, everything after the offset is sent again,
+unchanged. Objects that would be created twice are looked up first. So the store has each run once and each point once,
+even if several commands send them.
 
-Files are sent after the requests before them, and the end of a run after the files before it. What the launcher makes
-of a run may come later (`reports.py`).
+Files are sent after the requests before them, and the end of a run after the files before it. The launcher's reports
+may come later (`reports.py`).
 """
 
 import os
@@ -24,23 +24,23 @@ from scaleflow.runs import EventReader
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.uri import sqlite_file
 
-#: Failures in a row after which a file is refused, if the store accepts other requests.
+#: After this many failures in a row a file is refused, if the store accepts other requests.
 TRIES_OF_A_FILE = 12
 
 
 class EventTransfer:
-    """Sends the events of a run to a tracker, each until the store has taken it.
+    """Sends the events of a run to a tracker, each until the store accepts it.
 
     Args:
         events: the run's `events.jsonl`.
-        tries_of_a_file: failures after which a file is refused.
+        tries_of_a_file: the number of failures after which a file is refused.
         board: writes the events for TensorBoard; None: not written.
         keeps_record: whether to write `record.json`.
         wait_for_files: returns when the files that are sent with `ready` are written.
 
     Attributes:
-        record: how much of the events the store has.
-        is_open: whether the store, and the run in it, could be opened.
+        record: the position of the store in the events.
+        is_open: whether the store, and the run in it, are open.
         unwritten_end: an end that could not be written to the file. It is sent after all events.
     """
 
@@ -63,20 +63,20 @@ class EventTransfer:
         self.unwritten_end: RunEnded | RunRefused | None = None
 
     def start_over(self) -> None:
-        """Begins a new run in the store with all events, as it has the earlier one no more. Raises ConfigError."""
+        """Begins a new run in the store with all events, after the earlier run was deleted. Raises ConfigError."""
         self.tracker.connect()
-        self.tracker.check_experiment()  # before the record of the earlier run is gone
+        self.tracker.check_experiment()  # before the record of the earlier run is lost
         if self.record.known.get("experiment") == self.tracker.experiment:
             self.tracker.follows = self.record.run_id
         self.record.begin_after(0, self.record.known["folder"])
 
     def open(self) -> None:
-        """Opens the store, and the run in it, if there is one.
+        """Opens the store, and the run in it if there is one.
 
         Raises:
             StoreUnreachable: if the store does not answer.
-            RunMissing: if it does not have the run any more.
-            ConfigError: if it cannot be used.
+            RunMissing: if the run was deleted from the store.
+            ConfigError: if the store cannot be used.
         """
         run_id = self.record.run_id
         try:
@@ -90,13 +90,15 @@ class EventTransfer:
                 f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
         if run_id is None:
-            if "adopts" in self.record.known:  # an earlier command began to adopt a run, and died
+            if "adopts" in self.record.known:  # an earlier command died while it adopted a run
                 self.tracker.adopted = self.record.known["adopts"]
             self.tracker.check_experiment()
         self.is_open = True
 
     def _refuse_new_store(self) -> None:
-        """Raises RunMissing if the store of a recorded run is an SQLite file that is gone: opening would create it."""
+        """Raises RunMissing if a recorded run's store is an SQLite file that is gone: opening would
+        create a new one.
+        """
         run_id = self.record.run_id
         uri = self.tracker.uri
         file = sqlite_file(uri) if run_id and uri else None
@@ -107,14 +109,14 @@ class EventTransfer:
             )
 
     def send(self, should_stop: Callable[[], bool] = bool) -> None:
-        """Sends all events that the file holds. Raises what the store raises; what it has taken stays taken.
+        """Sends all events in the file. Raises the store's errors; accepted events stay accepted.
 
         `should_stop` returns True to leave the rest unsent.
         """
         self._write_tensorboard()
         while not should_stop():
             end = self.requests.send(should_stop)
-            self._write_tensorboard()  # a file of the end
+            self._write_tensorboard()  # writes a file that the end sends
             self.files.send(self.requests.position, should_stop)
             if end is None or should_stop():
                 break

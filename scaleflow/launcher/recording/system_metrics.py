@@ -1,9 +1,9 @@
-"""System metrics: the launcher measures this machine and the run's processes on it while the run trains.
+"""Measures system metrics: this machine and the run's processes on it, in the launcher, during training.
 
 The names are MLflow's, so that its UI shows them as system metrics. Values of a process contain the process's name. All
 values go through `events.jsonl`. If a run has several launchers, each measures its machine, under the machine's name.
-The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder. Values
-of more than `MAX_NAMED` machines or processes are summarized.
+The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder. For
+more than `MAX_NAMED` machines or processes, values are summarized.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from scaleflow.runs.event_log import append_event, read_last_event
 if TYPE_CHECKING:
     import psutil
 
-#: MLflow's own interval.
+#: The same interval as MLflow's.
 SAMPLE_SECONDS = 10.0
 
-#: Seconds before the measurement begins: values from the start of the processes are useless.
+#: Seconds before the measurement begins: values during the start of the processes are useless.
 START_SECONDS = 1.0
 
 MEGABYTE = 1e6
 
-#: Bytes from which the pages of a process are not looked at one by one.
+#: From this size in bytes, the pages of a process are not checked one by one.
 LARGE = 8e9
 
-#: The most machines, and processes, with metrics of their own. More would send thousands of metrics to the store.
+#: Maximum number of machines, and of processes, with their own metrics. More would send thousands of metrics.
 MAX_NAMED = 64
 
-#: The name of a process in the name of a metric; other names are those of machines.
+#: A process in the name of a metric. Any other name is a machine.
 PROCESS_NAME = re.compile(r"(?:worker|server)-\d+|coordinator")
 
 Values = dict[str, float]
@@ -54,12 +54,12 @@ class MeasuredProcess(Protocol):
     def pid(self) -> int: ...
 
 
-#: Begins to measure; returns a function that returns the current values.
+#: Begins to measure. Returns a function that returns the current values.
 Measuring = Callable[[], Callable[[], Values]]
 
 
 def make_machine_metrics(spec: RunSpec, processes: Sequence[MeasuredProcess]) -> Measuring:
-    """Returns what measures this machine and the run's processes on it."""
+    """Returns a function that begins to measure this machine and the run's processes on it."""
     if spec.plan.task is None:
         return lambda: MachineMetrics(spec.folder, processes).measure
     return lambda: SharedRunMetrics(spec, processes).measure
@@ -67,7 +67,7 @@ def make_machine_metrics(spec: RunSpec, processes: Sequence[MeasuredProcess]) ->
 
 @contextlib.contextmanager
 def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]:
-    """Measures while the block lasts, if `tracking.system_metrics` is set."""
+    """Measures during the block, if `tracking.system_metrics` is set."""
     is_wanted = spec.plan.tracking.system_metrics and spec.plan.tracking.name != "none"
     if not is_wanted or not (spec.records or spec.plan.task):
         yield
@@ -83,7 +83,7 @@ def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]
 
 
 def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -> None:
-    """Appends an event every ten seconds. Events that cannot be written are dropped."""
+    """Appends an event every ten seconds. Drops events that cannot be written."""
     if over.wait(START_SECONDS):
         return
     measure = measuring()
@@ -100,13 +100,12 @@ def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -
 
 
 def summarize(values: Values) -> Values:
-    """Returns the values, with those of more than `MAX_NAMED` machines, or processes, by their least, median and
-    largest.
+    """Summarizes the values of more than `MAX_NAMED` machines, or processes, by minimum, median and maximum.
 
-    The `system/worker-17/threads` of many processes become `system/processes/threads_min`, `_median` and `_max`. For
-    machines it is `system/machines/...`.
+    For many processes, `system/worker-17/threads` and so on become `system/processes/threads_min`, `_median` and
+    `_max`. For machines the names begin with `system/machines/`. All other values stay unchanged.
     """
-    named: dict[str, dict[str, Values]] = {"processes": {}, "machines": {}}  # by the name of the metric, by the owner
+    named: dict[str, dict[str, Values]] = {"processes": {}, "machines": {}}  # by metric, then by machine or process
     summary: Values = {}
     for key, value in values.items():
         _, *owners, name = key.split("/")
@@ -141,7 +140,9 @@ def next_sample(events: Path, first: type[Event]) -> int | None:
 
 
 def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:
-    """Adds the machine's name to the names of values, except those of the process, which contain the process's name."""
+    """Adds the machine's name to the names of values. Values of the process keep their names, which
+    contain its name.
+    """
     prefix = f"system/{spec.name.replace(' ', '-')}/"
     return {
         key if key.startswith(prefix) else key.replace("system/", f"system/{host}/", 1): value
@@ -152,8 +153,8 @@ def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:
 class SharedRunMetrics:
     """Measures a machine whose launcher is one of several, under the machine's name.
 
-    The chief's launcher also gives its values MLflow's plain names, and adds the values that the others write to the
-    run's folder from now on.
+    The chief's launcher also records its values under MLflow's plain names, and adds the values that the others write
+    to the run's folder from now on.
     """
 
     def __init__(self, spec: RunSpec, processes: Sequence[MeasuredProcess]) -> None:
@@ -181,8 +182,9 @@ class SharedRunMetrics:
 
 
 class MachineMetrics:
-    """Measures a machine, with the disk of the run's folder, and the run's processes on it, whose ids change when they
-    restart.
+    """Measures a machine, the disk of the run's folder, and the run's processes on the machine.
+
+    The processes' ids change when they restart.
     """
 
     def __init__(self, folder: Path, processes: Sequence[MeasuredProcess]) -> None:
@@ -197,11 +199,11 @@ class MachineMetrics:
         self._received = network.bytes_recv
         self._sent = network.bytes_sent
         self._devices = list_gpu_readers()
-        psutil.cpu_percent()  # each call covers the time since the previous one, so the first has no value
+        psutil.cpu_percent()  # each call covers the time since the previous call, so the first returns no value
         self.measure()
 
     def measure(self) -> Values:
-        """Returns the values by MLflow's names, in percent, megabytes (10^6 bytes) and watts."""
+        """Returns the values under MLflow's names, in percent, megabytes (10^6 bytes) and watts."""
         values = self._of_host()
         for process in self._processes:
             with contextlib.suppress(self._psutil.Error):
@@ -214,9 +216,9 @@ class MachineMetrics:
         return values
 
     def _sum_memory(self) -> int:
-        """Returns the bytes of the run's processes here, of its launcher and of its fork server.
+        """Returns the memory of the run's processes here, of its launcher and of its fork server, in bytes.
 
-        A page that several processes share is counted once, but not for large ones: their pages take long to look at.
+        Pages that processes share are counted once, except for large processes: checking their pages takes long.
         """
         me = self._psutil.Process()
         total = 0
@@ -260,19 +262,19 @@ class MachineMetrics:
 
 
 def list_gpu_readers() -> list[Callable[[], Values]]:
-    """Returns one function per NVIDIA GPU that reads its values; none without a driver or without nvidia-ml-py."""
+    """Returns a function per NVIDIA GPU that reads its values; empty without a driver or nvidia-ml-py."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no driver, or one that does not answer: no reason to end a run
+    except Exception:  # no driver, or it does not answer: this does not end a run
         return []
     return [lambda handle=handle: read_gpu(pynvml, handle) for handle in handles]  # type: ignore[misc]
 
 
 def read_gpu(nvml: Any, handle: Any) -> Values:
-    """Reads the values of a GPU, without those that it does not report."""
+    """Reads the values that a GPU reports."""
     values: Values = {}
     with contextlib.suppress(nvml.NVMLError):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
