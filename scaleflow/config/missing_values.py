@@ -27,7 +27,7 @@ def check_missing_values(hydra: Any) -> None:
         hydra: Hydra's own part of the composed config.
     """
     words = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
-    # choosing another option of a group sets no key
+    # Choosing another option of a group sets no key.
     typed = [word for word in words if word not in hydra.runtime.choices]
     sources = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     if not sources:

@@ -55,7 +55,7 @@ def check_own_name(key: str, path: str, file: Path, count: int) -> None:
     parts = path.split(".")
     names = list_names(key, path, file=file)
     name = parts[count] if count < len(parts) else ""
-    # every module has __dict__ and similar names
+    # Every module has __dict__ and similar names.
     if names is None or not name or name in names or name.startswith("__"):
         return
     module = ".".join(parts[:count])

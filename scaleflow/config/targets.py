@@ -162,7 +162,7 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
         return instantiate(value, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__ or error
-        # for instance a wrong argument: the message is clear without its class
+        # For instance a wrong argument: the message is clear without its class.
         is_clear = isinstance(cause, TypeError | ValueError | ImportError)
         reason = read_reason(cause) if is_clear else name_error(cause)
         raise ConfigError(

@@ -311,7 +311,7 @@ def name_thresholds(
     f1 = divide_or(2 * found, found + alarms + positives)
     fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
     least = {name: np.float32(each) for name, each in fixed.items()}  # compares as `choose_classes` does
-    # at 0.5 the class is predicted only if it is more likely
+    # At 0.5 the class is predicted only if it is more likely.
     least["usual"] = np.nextafter(least["usual"], np.float32(1))
     places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in least.items()}
     cost = f"least cost (a miss costs {miss_cost:g}, a false alarm {alarm_cost:g})"

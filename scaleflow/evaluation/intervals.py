@@ -524,7 +524,7 @@ def find_low_area(intervals: Intervals, placements: Array, others: float, is_rar
     deviation = max(0.3, math.sqrt(float(weights @ (values - mean) ** 2) / total))
     for _ in range(FITTING_ROUNDS if 0 < censored < 1 else 1):  # expectation and maximization
         beyond = (most - mean) / deviation
-        # of the density to the probability above
+        # The ratio of the density at `beyond` to the probability above it.
         ratio = math.sqrt(2 / math.pi) / float(special.erfcx(beyond / math.sqrt(2)))
         expected = np.where(is_censored, mean + deviation * ratio, values) if censored < 1 else values
         variance_left = np.where(is_censored, deviation**2 * max(0.0, 1 + beyond * ratio - ratio**2), 0.0)

@@ -151,7 +151,7 @@ class EngineMaker:
             passes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows)
             notes = []
         facts = runtime.strategy_name, runtime.devices.kind, runtime.policy
-        # each freeze phase compiles anew
+        # Each freeze phase compiles anew.
         compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1
         choice = training.choose_xla(
             plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled

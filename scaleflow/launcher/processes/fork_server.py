@@ -151,7 +151,7 @@ class ForkServer:
             while self._wakeup.recv(4096):
                 pass
         with contextlib.suppress(ChildProcessError):  # no process is left
-            # waiting for each process would take quadratic time if all end
+            # Waiting for each process would take quadratic time if all end.
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
                 if request := self._forked.pop(pid, None):

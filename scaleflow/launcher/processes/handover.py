@@ -411,7 +411,7 @@ class ForkedCommand:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
             threading.Thread(target=self._stop_together, name="job control", daemon=True).start()
         with contextlib.suppress(OSError):  # the command was killed
-            # the command waits for this, so it cannot have begun if this process starts cold instead
+            # The command waits for this, so it cannot have begun if this process starts cold instead.
             self._link.sendall(b"\n")
         status: int | None = None
         sources = [self._link, self._server]

@@ -134,7 +134,7 @@ class ForkedProcess:
             self.receive()
         if self.returncode is None and self._killed is not None:
             patience = KILL_SECONDS if self.pid else FORK_SECONDS
-            # the server is suspended or a disk hangs: no report will come
+            # The server is suspended or a disk hangs: no report will come.
             if time.monotonic() - self._killed > patience:
                 self._kill_without_server()
                 self.returncode = -signal.SIGKILL

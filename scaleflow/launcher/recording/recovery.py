@@ -94,7 +94,7 @@ def record_missing(status: SyncStatus, uri: str | None, ready: RunReady | None) 
             transfer = EventTransfer(make_tracker(tracking), record.events)
             transfer.open()
             if ready is not None:
-                # the parent may have been recorded again
+                # The parent may have been recorded again.
                 transfer.tracker.set_tags(transfer.requests.make_parent_tag(ready))
             return status
         except RunMissing as missing:
