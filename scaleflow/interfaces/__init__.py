@@ -1,17 +1,17 @@
-"""The interfaces of the package: the only module of scaleflow, besides `errors`, that config groups may import.
+"""The interfaces of the package. Config groups may import only this module and `errors`.
 
 Import names from here, not from the modules below:
 
 - `command_names`: how the user types a command, for messages (`name_command`).
 - `config`: the typed sections of the config, `Plan`, which holds all of them, and `Rule`.
-- `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
+- `data`: datasets: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`; the differences: `LearnedChanges`.
 - `directions`: which values of a metric are better (`find_direction`).
-- `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
+- `training`: the types that parts of the worker exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
 
-The modules import nothing else of scaleflow than its errors. They import TensorFlow, Keras and numpy only for type
-checkers, so that the command starts fast.
+The modules import only scaleflow's errors. They import TensorFlow, Keras and numpy only for type checkers, so that the
+command starts fast.
 """
 
 from scaleflow.interfaces.command_names import *

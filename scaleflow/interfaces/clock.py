@@ -1,7 +1,7 @@
-"""The time of events, and durations, of a run during which the machine's clock may be set.
+"""Measures times and durations of a run, even if the machine's clock is changed meanwhile.
 
-Durations are measured by the monotonic clock. The time of an event is the machine's, but does not go back: if the clock
-is set back, it goes on from where it was, so that no run ends before it began.
+Durations use the monotonic clock. The time of an event is the machine's time, but never goes back: if the clock is set
+back, our time continues from where it was, so that no run ends before it began.
 """
 
 import functools
@@ -11,19 +11,21 @@ import time
 
 
 class SteadyClock:
-    """The machine's clock, in seconds since the epoch, without its steps back."""
+    """The machine's clock, in seconds since the epoch, which never goes back."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self, at_least: float = 0.0) -> None:
-        """Forgets earlier steps back. A run that began at a time `at_least` has no earlier events."""
+        """Forgets earlier corrections. The time is never before `at_least`, when the run began."""
         self._lock = threading.Lock()
         self._last, self._ticks = at_least, time.monotonic()
         self._added = 0.0
 
     def read(self) -> float:
-        """Returns the time: at least that of the last call, and of the time that has passed since."""
+        """Returns the time. It never goes back, and advances at least as fast as the monotonic
+        clock after a step back.
+        """
         with self._lock:
             ticks = time.monotonic()
             now = time.time()
@@ -39,16 +41,16 @@ class SteadyClock:
 #: The clock of this process.
 CLOCK = SteadyClock()
 
-os.register_at_fork(after_in_child=CLOCK.begin)  # a server may have begun long ago
+os.register_at_fork(after_in_child=CLOCK.begin)  # a fork server may have begun long ago
 
 
 @functools.lru_cache(maxsize=1024)
 def anchor(began: float) -> tuple[float, float]:
-    """Returns the seconds since a time in seconds since the epoch, and the monotonic clock at the first call for it."""
+    """Returns the seconds since `began` (seconds since the epoch), and the monotonic clock, both at the first call."""
     return max(0.0, time.time() - began), time.monotonic()
 
 
 def measure_since(began: float) -> float:
-    """Returns the seconds since a time in seconds since the epoch. The clock may be set after the first call for it."""
+    """Returns the seconds since `began` (seconds since the epoch). The clock may change after the first call for it."""
     earlier, ticks = anchor(began)
     return earlier + time.monotonic() - ticks

@@ -1,4 +1,6 @@
-"""Python's garbage collector, which takes a quarter of the time of a large import, or to build and export a model."""
+"""Pauses Python's garbage collector. It takes a quarter of the time to import much code or to build
+and export a model.
+"""
 
 import contextlib
 import gc
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:
-    """Pauses the collector: it would search many new objects that stay again and again, and find nothing."""
+    """Pauses the collector during the block. It would repeatedly search many new objects that all stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How the user types scaleflow's commands, for messages that name one."""
+"""Tells how the user types scaleflow's commands, for messages that name a command."""
 
 import shlex
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 def name_command(name: str = "") -> str:
     """Returns a command that can be typed: `scaleflow NAME`, or `python -m scaleflow NAME` if there is no such script.
 
-    Without a name it is that of a run.
+    Without a name it is the command that starts a run.
     """
     script = find_console_script("scaleflow")
     start = "python -m scaleflow" if script is None else script
@@ -18,8 +18,10 @@ def name_command(name: str = "") -> str:
 
 
 def find_console_script(name: str) -> str | None:
-    """Returns the word that runs a console script of this interpreter: its name if it is on the PATH, else its path
-    beside the script that was typed; None for a process of `python` whose script is not on the PATH.
+    """Returns the word that runs a console script of this interpreter.
+
+    It is the script's name if the PATH finds it, otherwise its path next to the script that was typed. Returns None if
+    this process was started as `python` and the PATH does not find the script.
     """
     found = shutil.which(name)
     typed = sys.orig_argv[1].removesuffix("scaleflow") + name if is_console_script(sys.orig_argv) else None
@@ -30,5 +32,5 @@ def find_console_script(name: str) -> str | None:
 
 
 def is_console_script(words: Sequence[str]) -> bool:
-    """Returns whether a process's words, with the interpreter, are those of the script `scaleflow`."""
+    """Returns whether a process was started by the script `scaleflow`. Its words include the interpreter."""
     return [Path(word).name for word in words[1:2]] == ["scaleflow"]

@@ -1,9 +1,9 @@
 """The config as typed sections: one dataclass for each config group, and `Plan`, which holds them all.
 
-`scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal`
-and the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). An integer without `at_most` is at most
+`scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal` and
+the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). An integer without `at_most` is at most
 2**31 - 1, and a float is finite. `scaleflow.config.plan` checks combinations of keys. The comments of conf/ describe
-the keys. A default given here holds if the chosen option in conf/ does not set the key.
+the keys. A default here applies if the chosen option in conf/ does not set the key.
 """
 
 import re
@@ -15,9 +15,9 @@ from scaleflow.interfaces.formatting import SECONDS
 
 S = TypeVar("S")
 
-#: The value of a key that the number of training examples decides, before the event `ready`.
+#: The word for a value that depends on the number of training examples. It is resolved before the event `ready`.
 BY_SIZE: Final = "by_size"
-#: Values of `dataset.validation` that are no names of splits.
+#: Values of `dataset.validation` that are not names of splits.
 NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 
 
@@ -25,11 +25,11 @@ NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 class Target:
     """A class or function that a config names with `_target_`, and its arguments."""
 
-    key: str  # the config key that holds it, such as `dataset`; for messages
+    key: str  # the config key of the target, such as `dataset`; for messages
     path: str  # the dotted name of the class or function
     #: Its keyword arguments: plain values, or nested mappings with a `_target_`
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    typed: str = ""  # the short name that the user typed in place of it; empty if there is none
+    typed: str = ""  # the short name that the user typed instead; empty without a short name
 
     def describe(self) -> str:
         """Returns the key with its value, for messages."""
@@ -46,7 +46,7 @@ class Partitioner:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`strategy`: how the work is spread over devices."""
+    """`strategy`: how the work is distributed over devices."""
 
     name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "pipeline", "tpu"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
@@ -58,7 +58,7 @@ class Strategy:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the strategy is not known yet."""
+        """Whether the strategy is not resolved yet."""
         return self.name == "auto"
 
     @property
@@ -81,14 +81,15 @@ class Strategy:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the model is divided into stages."""
+        """Whether the model is divided into pipeline stages."""
         return self.name == "pipeline"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`cluster`: what starts the processes of a strategy that has several, and where they run. An engine's own keys are
-    the fields that its `section` adds (`cluster/engines.py`).
+    """`cluster`: what starts the processes of a strategy with several processes, and where they run.
+
+    The `section` of an engine adds the engine's own keys (`cluster/engines.py`).
     """
 
     name: str = "local"
@@ -121,7 +122,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Precision:
-    """`precision`: the dtype that layers compute in."""
+    """`precision`: the dtype in which layers compute."""
 
     name: Literal["float32", "mixed", "mixed_float16", "mixed_bfloat16"] = "float32"
 
@@ -156,13 +157,15 @@ class Dataset:
 
     @property
     def held_out_fold(self) -> tuple[int, int] | None:
-        """The fold to validate on, from 0, and the number of folds, if `fold` is such as `2/5`."""
+        """The fold to validate on, from 0, and the number of folds, if `fold` has a form such as
+        `2/5`; otherwise None.
+        """
         match = re.fullmatch(r"(\d+)/(\d+)", self.fold or "")
         return (int(match[1]) - 1, int(match[2])) if match else None
 
     @property
     def validation_split(self) -> str | None:
-        """The split that `validation` names, if it does."""
+        """The split that `validation` names; None if it does not name one."""
         return self.validation if isinstance(self.validation, str) and self.validation not in NO_SPLITS else None
 
 
@@ -186,13 +189,13 @@ class Model:
 
     @property
     def freezes_by_epoch(self) -> bool:
-        """Whether what trains changes during the run."""
+        """Whether the trained variables change during the run."""
         return isinstance(self.freeze, dict)
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """`optimizer.plateau`: when a value no longer improves. `metric` is another name of `monitor`."""
+    """`optimizer.plateau`: when a value counts as no longer improving. `metric` is an alias of `monitor`."""
 
     monitor: str = "val/loss"
     patience: int = field(default=3, metadata={"at_least": 1})
@@ -202,7 +205,7 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`optimizer`: a Keras optimizer, and the learning rate that is computed for it."""
+    """`optimizer`: a Keras optimizer and its learning rate."""
 
     target: Target
     learning_rate: float = field(default=0.001, metadata={"above": 0.0})
@@ -226,7 +229,7 @@ class Optimizer:
 
     @property
     def watched(self) -> Plateau | None:
-        """The value that lowers the rate, if the schedule is `plateau`."""
+        """The value that lowers the learning rate, if the schedule is `plateau`; otherwise None."""
         return (self.plateau or Plateau()) if self.schedule == "plateau" else None
 
 
@@ -236,9 +239,9 @@ ClassWeight = Literal["balanced"] | dict[str, float]
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """`objective`: the loss that is minimised, and the metrics that are reported.
+    """`objective`: the loss to minimise, and the metrics to report.
 
-    With several outputs `loss`, `metrics` and `class_weight` are mappings from outputs to what they have with one.
+    With several outputs, `loss`, `metrics` and `class_weight` map each output to the value that it would have alone.
     """
 
     loss: Target | str | dict[str, Target | str] | None = None
@@ -251,7 +254,7 @@ class ObjectiveOptions:
 
 @dataclass(frozen=True)
 class EarlyStopping(Plateau):
-    """`training.early_stopping`: end the run when a value stops improving. `metric` is another name of `monitor`."""
+    """`training.early_stopping`: ends the run when a value stops improving. `metric` is an alias of `monitor`."""
 
     start_epoch: int = field(default=0, metadata={"at_least": 0})
     threshold: float | None = None
@@ -259,7 +262,7 @@ class EarlyStopping(Plateau):
 
 
 def parse_duration(value: float | str | None) -> float | None:
-    """Returns a time in seconds, such as 600 or `10m`; 0 if it is no time."""
+    """Returns a time such as 600 or `10m` in seconds; 0 if the text is not a time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(value))
     if match is None:
         return 0.0 if isinstance(value, str) else value
@@ -291,14 +294,14 @@ class Training:
 
     @property
     def validate_epochs(self) -> int:
-        """After how many epochs to validate, if `validate_every` is such as `2 epochs`; 0 if it is something else."""
+        """The number of epochs between validations, if `validate_every` has a form such as `2 epochs`; otherwise 0."""
         match = re.fullmatch(r"([1-9]\d*) epochs?", str(self.validate_every))
         return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)
 class Best:
-    """`checkpoint.best`: the value by which the best checkpoint is chosen, at the end of each epoch."""
+    """`checkpoint.best`: the value that chooses the best checkpoint at the end of each epoch."""
 
     monitor: str = "val/loss"
     mode: Literal["auto", "min", "max"] = "auto"
@@ -324,7 +327,7 @@ class Checkpoint:
 
     @property
     def sought(self) -> Best | None:
-        """The value that the best checkpoint is chosen by; None if none is kept."""
+        """The value that chooses the best checkpoint; None if no best checkpoint is kept."""
         return self.best or (Best() if self.export == "best" else None)
 
 
@@ -347,11 +350,11 @@ class Profiler:
 
 @dataclass(frozen=True)
 class ThresholdGoal:
-    """`evaluation.threshold`: what the threshold is to reach on the validation rows; one of the keys.
+    """`evaluation.threshold`: the goal of the threshold on the validation rows. Exactly one key is set.
 
     Attributes:
-        recall, precision: of the second class, at least.
-        cost: of a miss of it, and of a false alarm; their sum is to be the least.
+        recall, precision: the minimum recall or precision of the second class.
+        cost: the costs of a miss of the second class and of a false alarm. Their sum is minimised.
     """
 
     recall: float | None = field(default=None, metadata={"above": 0.0, "at_most": 1.0})
@@ -360,18 +363,18 @@ class ThresholdGoal:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is one goal, of which the costs are two."""
+        """Whether exactly one goal is set, and `cost` has two values."""
         given = [each for each in (self.recall, self.precision, self.cost) if each is not None]
         return len(given) == 1 and (self.cost is None or len(self.cost) == 2)
 
 
-#: The parameters of a function of `evaluation.metrics` that get the weights of the examples.
+#: Parameters of functions in `evaluation.metrics` that receive the weights of the examples.
 METRIC_WEIGHTS = ("sample_weight", "weights")
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split."""
+    """`evaluation`: how the predictions for the test split are evaluated; without a test split, for validation."""
 
     name: Literal["default", "full", "none"] = "default"
     id: str | None = None
@@ -387,12 +390,12 @@ class EvaluationOptions:
 
     @property
     def own_threshold(self) -> float | None:
-        """The threshold, if it is a number and not the usual one."""
+        """The threshold, if it is a number other than 0.5; otherwise None."""
         return self.threshold if isinstance(self.threshold, float) and self.threshold != 0.5 else None
 
     @property
     def costs(self) -> tuple[float, float] | None:
-        """The cost of a miss of the second class, and of a false alarm; None if the user gives none."""
+        """The costs of a miss of the second class and of a false alarm; None if the user sets none."""
         goal = self.threshold
         if isinstance(goal, ThresholdGoal) and goal.cost is not None:
             miss, alarm = goal.cost
@@ -402,7 +405,7 @@ class EvaluationOptions:
 
     @property
     def learned(self) -> list[str]:
-        """The keys that ask for something that the validation rows decide."""
+        """The keys whose values must be learned from the validation rows."""
         keys = [key for key in ("calibrate", "interval", "sets") if getattr(self, key) is not None]
         return [f"evaluation.{key}" for key in ["threshold"] * (not isinstance(self.threshold, float)) + keys]
 
@@ -428,7 +431,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Debug:
-    """`debug`: switches to find errors. Each option of the group sets one of them; they can be combined."""
+    """`debug`: switches for finding errors. Each option of the group sets one of them; they can be combined."""
 
     inline: bool = False
     overfit: bool = False
@@ -440,7 +443,7 @@ class Debug:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`sweep`: options for several runs by one command (`-m`)."""
+    """`sweep`: options for several runs in one command (`-m`)."""
 
     on_change: Literal["refuse", "new", "rerun", "keep"] = "refuse"
     metric: str = "val/loss"
@@ -454,11 +457,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Which of several processes this one is, as TF_CONFIG says it.
+    """The place of this process among several, from TF_CONFIG.
 
     Attributes:
         worker: this process's index in `peers`; 0 is the chief, whose events are the run's.
-        peers: HOST:PORT of every process that trains or serves, this one included: the chief, then the workers, then
+        peers: HOST:PORT of every process that trains or serves, including this one: the chief, then the workers, then
             the parameter servers.
         servers: the number of parameter servers. Default 0.
     """
@@ -470,31 +473,32 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class Plan:
-    """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
+    """A command, composed, resolved and typed. It has passed all checks that need no TensorFlow.
 
     Attributes:
         strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation,
             checkpoint, profiler, tracking, cluster, sweep, debug: the sections of the config.
-        seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
+        seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. The config's
             default is 0.
         choices: the chosen option of each config group.
-        config: the composed config with interpolations resolved, as plain containers, and with what a section has in
-            place of `auto` and the like. The sections are parsed from it; `set_values` changes both. Only the address
-            of the store differs, which is a place of this machine: `tracking` has it.
-        search: folders in which Python looks for the modules that `_target_` names, first match first. Default: none
-            besides Python's own.
+        config: the composed config as plain containers, with interpolations, `auto` and similar words resolved. The
+            sections are parsed from it; `set_values` changes both. Only the address of the store differs, because it
+            belongs to this machine: `tracking` has it.
+        search: folders to search for the modules that `_target_` names; the first match counts. Default: only Python's
+            own search path.
         resume: the folder or id of the run to resume. Default None: a new run.
         resume_data: `same` refuses to resume a run whose data has changed; `changed` continues. Default `same`.
         resume_code: the same for the user's code that the config names. Default `same`.
         task: the task of this process, if each machine runs its own launcher. Default None: this command starts all
             processes.
         tf_config: the text of TF_CONFIG, if `task` comes from it. Default None.
-        weights: the path of the local file with the weights of `model.init_from`. Default None: there are none, or they
-            are in the run's checkpoints.
+        weights: the path of the local file with the weights of `model.init_from`. Default None: no weights are loaded,
+            or they are in the run's checkpoints.
         answers: fields of the model's `Outputs` that the validation rows of another run decided, such as
-            `set_threshold`: this run has no validation rows. Default: none.
+            `set_threshold`. This run then has no validation rows. Default: empty.
         features: the keys of features, by the dataclass that describes them; use `of`.
-        trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
+        trusted_modules: modules whose code `_target_` may run, in addition to a list of scaleflow's and Keras's own
+            names.
             Default None: any code.
     """
 
@@ -528,20 +532,20 @@ class Plan:
     features: Mapping[type, Any] = field(default_factory=dict)
 
     def of(self, section: type[S]) -> S:
-        """Returns the keys of a feature, an object of its dataclass, with defaults if the config does not have them."""
+        """Returns a feature's keys as an object of its dataclass; with defaults if the config does not have them."""
         found: S = self.features.get(section) or section()
         return found
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination of options that does not work, or that a user should know about."""
+    """A combination of options that does not work, or that the user should know about."""
 
-    when: str  # the combination, in the language of `config/conditions.py`; the key that is best changed first
+    when: str  # the condition, see `config/conditions.py`; the key that is best changed comes first
     reason: str  # why it does not work
-    instead: str  # what would work
-    verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note
-    #: The keys that the message shows with their values. Default: those of `when`.
+    instead: str  # an alternative that works
+    verdict: Literal["refused", "warning"] = "refused"  # `warning`: the run starts and shows it as a note
+    #: The keys that the message shows with their values. Default: the keys in `when`
     keys: tuple[str, ...] = field(default=(), kw_only=True)
-    #: A further condition, if it is too complicated for `when`. Default: none.
+    #: An additional condition that is too complicated for `when`. Default: none
     only_if: Callable[[Plan], bool] | None = field(default=None, kw_only=True)

@@ -1,8 +1,8 @@
-"""What a dataset is: the classes that a user's own dataset returns, and the protocols that it implements.
+"""The classes that a user's own dataset returns, and the protocols that it implements.
 
-Inputs, targets and outputs are structures: a value, or a dict of values or further dicts. `tf.nest` does the same for
-tensors as the functions here, which need no TensorFlow, and give each value a name: its keys joined with `/`, or "" for
-a single value. Names are in `tf.nest`'s order: dicts by sorted keys.
+Inputs, targets and outputs are structures: a value, or a dict of values or further dicts. `tf.nest` handles tensors in
+the same way. The functions here need no TensorFlow, and name each value: its keys joined with `/`, or "" for a single
+value. Names have `tf.nest`'s order: dicts by sorted keys.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def name_leaves(structure: Any) -> dict[str, Any]:
 
 
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """Returns a structure of the results of `function`, called with the values of structures of the same keys."""
+    """Calls `function` with the values of structures that have the same keys. Returns the structure of the results."""
     if not isinstance(structure, Mapping):
         return function(structure, *others)
     return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in structure.items()}
 
 
 def map_named(function: Callable[[str, Any], Any], structure: Any, prefix: str = "") -> Any:
-    """Returns a structure of the results of `function`, called with the name and the value of each leaf."""
+    """Calls `function` with the name and the value of each leaf. Returns the structure of the results."""
     if not isinstance(structure, Mapping):
         return function(prefix, structure)
     start = f"{prefix}/" if prefix else ""
@@ -44,7 +44,7 @@ def map_named(function: Callable[[str, Any], Any], structure: Any, prefix: str =
 
 
 def apply_layer(layer: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
-    """Returns what the preprocessing of one input, or of several at once, makes of each of them."""
+    """Applies the preprocessing of one input, or of several inputs together. Returns the result for each input."""
     return list(layer(list(inputs))) if len(inputs) > 1 else [layer(inputs[0])]
 
 
@@ -57,7 +57,7 @@ def describe_keys(structure: Any) -> str:
 
 
 def label_leaf(what: str, name: str) -> str:
-    """Names a leaf in a message: `inputs` of a single value, `inputs['age']` in a dict."""
+    """Names a leaf in a message: `inputs` for a single value, `inputs['age']` in a dict."""
     return f"{what}['{name}']" if name else what
 
 
@@ -67,46 +67,47 @@ def name_metric(output: str, metric: str) -> str:
 
 
 def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
-    """Formats the shape of a batch of examples of a shape: `(batch, 8, 8)`."""
+    """Formats the shape of a batch: `(batch, 8, 8)`. `shape` is the shape of an example."""
     return "(batch" + "".join(f", {size}" for size in shape) + ")"
 
 
-#: The kind of target; the loss and the metrics follow from it. `Outputs` describes each.
+#: The kind of target, which determines the loss and the metrics. `Outputs` describes each kind.
 Kind = Literal["classification", "binary", "multi_label", "regression"]
 
-#: How a text is changed before it is split at white space into words: `keras.layers.TextVectorization`'s options.
+#: How a text is normalized before it is split at white space into words: options of `keras.layers.TextVectorization`.
 Standardize = Literal["unicode", "lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
 
-#: With more classes a run has neither `balanced_accuracy` nor a confusion matrix, which has the square of their number.
+#: With more classes, a run has neither `balanced_accuracy` nor a confusion matrix, whose size is their number squared.
 MAX_CONFUSION_CLASSES = 1000
 
 
-#: Half of the spacing of float32 numbers near 1: what rounding changes, relative to a number.
+#: Half the spacing of float32 numbers near 1: the maximum relative rounding error.
 ROUNDING = 2.0**-24
 
-#: The most that rounding to float32 may change a value inside of a run, in deviations of its column.
+#: Maximum change of a value by rounding to float32 within a run, in standard deviations of its column.
 MAX_ROUNDING = 1e-6
 
-#: The key of an input that only training and evaluations have: the fold of an example, from 0; -1: it is in none.
+#: The key of an input that exists only in training and evaluations: the fold of an example, from 0; -1: no fold.
 FOLD = "__fold__"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One example's input, as the dataset gives it and as the saved model takes it.
+    """The description of one example's input, as the dataset returns it and the saved model takes it.
 
     Attributes:
-        shape: its shape, without the batch dimension.
+        shape: the shape without the batch dimension.
         dtype: the name of a TensorFlow dtype, such as `uint8` or `string`.
-        scale: the factor that brings raw values near [0, 1]; None if they are there already. The model multiplies by
-            it, so the saved model takes raw values.
+        scale: the factor that brings raw values near [0, 1]; None if they already are. The model multiplies by it, so
+            the saved model takes raw values.
         vocabulary: for text as numbers (dtype int32, 0 is padding): every number is below this. None: no such text.
-            Numbers that are in memory before the training are checked. Those of a stream that is read while training,
-            or of a mapped file, are not: XLA takes one that is too large for the last one.
-        quantiles: of the first number of `shape` in the training split, at evenly spaced shares from its least to its
-            greatest value. None: they are not known, or it is no quantity.
-        kind: of the column in checks of data: `number`, `category`, `text`, `date`, `picture` or `array`. None: what
-            its values are.
+            Numbers that are in memory before training are checked. Numbers of a stream that is read during training, or
+            of a mapped
+            file, are not: XLA replaces a number that is too large with the last one.
+        quantiles: quantiles of the first number of `shape` in the training split, at evenly spaced shares from minimum
+            to maximum. None: unknown, or not a quantity.
+        kind: the kind of the column in checks of data: `number`, `category`, `text`, `date`, `picture` or `array`.
+            None: it follows from the values.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +120,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model returns for one example, and what the example's target means.
+    """The description of the model's output for one example, and of the example's target.
 
     Attributes:
         kind: `classification`: the target is a class, an integer from 0, of shape ();
@@ -127,31 +128,30 @@ class Outputs:
             `multi_label`: the target is 0 or 1 for each label, of the output's shape;
             `regression`: the target is real values, of the output's shape.
         shape: the shape of the model's output without the batch dimension: (classes,) logits for `classification`, (1,)
-            logit for `binary`, logits for `multi_label`, values for `regression`. `classification` may have further
+            logit for `binary`, logits for `multi_label`, values for `regression`. `classification` may have more
             dimensions before the last one, such as (tokens, vocabulary) or (height, width, classes): then the target
             has a class for each position, (tokens,) or (height, width).
-        names: names of the classes, labels or values, in their order; for `binary` the names of 0 and of 1. None: they
-            have no names.
-        ignore: a target with this value counts neither in the loss nor in a metric, such as -1 for an unlabelled pixel.
-            None: all count.
+        names: names of the classes, labels or values, in order; for `binary` the names of 0 and 1. None: no names.
+        ignore: targets with this value, such as -1 for an unlabelled pixel, do not count in the loss and metrics. None:
+            all targets count.
         scaling: for `regression`: (mean, deviation) of the targets. The model then learns values with mean 0 and
-            deviation 1, and a last layer without weights returns them in the unit of the targets. The loss of the kind
-            is computed on such values, when it is minimised and when it is reported. Metrics such as `mae` and `rmse`
-            are in the unit of the targets. None: no scaling.
-        logit_shift: for one class of each example: what a last layer without weights adds to the logits. The loss that
-            is minimised is that of the logits before it. None: nothing.
-        limits: for `regression`: the least and the greatest target of the training split, for a model that predicts
-            nothing beyond them. None: they are not known.
-        calibration: (factor, shift) of the logits that the last layer of the exported model applies, as the validation
-            rows say (`evaluation.calibrate`). None: nothing.
-        threshold: for two classes: the least probability of the second one at which it is predicted
-            (`evaluation.threshold`). None: it is predicted if it is the likelier one.
-        margins: for `regression`: how far below and above each value its interval reaches (`evaluation.interval`).
-            None: there are no intervals.
-        set_threshold: for one class: the least probability at which a class is in the set of an example
-            (`evaluation.sets`). None: there are no sets.
-        levels: for `regression`: the shares of targets that are to be below the values that the model returns for each
-            target, ascending; 0.5 is one of them (`objective.levels`). None: it returns one value for each.
+            deviation 1, and a last layer without weights returns them in the unit of the targets. The default loss is
+            computed on the scaled values, both for training and for reports. Metrics such as `mae` and `rmse` are in
+            the unit of the targets. None: no scaling.
+        logit_shift: for one class per example: a constant that a last layer without weights adds to the logits. The
+            loss is minimised on the logits without it. None: no shift.
+        limits: for `regression`: the minimum and maximum target of the training split, for a model that predicts
+            nothing beyond them. None: unknown.
+        calibration: (factor, shift) that the last layer of the exported model applies to logits, learned from the
+            validation rows (`evaluation.calibrate`). None: no calibration.
+        threshold: for two classes: the minimum probability at which the second class is predicted
+            (`evaluation.threshold`). None: the more likely class is predicted.
+        margins: for `regression`: the distance of an interval's bounds from each value (`evaluation.interval`). None:
+            no intervals.
+        set_threshold: for one class: the minimum probability of a class in an example's set (`evaluation.sets`). None:
+            no sets.
+        levels: for `regression`: the quantile levels of the values that the model returns for each target, ascending;
+            one of them is 0.5 (`objective.levels`). None: the model returns one value per target.
     """
 
     kind: Kind
@@ -174,18 +174,21 @@ class Outputs:
 
     @property
     def model_shape(self) -> tuple[int, ...]:
-        """The shape of what a trained model returns for one example: with levels a value for each."""
+        """The shape of a trained model's output for one example. With levels it has a value for each level."""
         return (*self.shape, len(self.levels)) if self.levels else self.shape
 
     @property
     def target_dtype(self) -> str:
-        """The dtype to which a source converts targets: values keep what float32 would round."""
+        """The dtype to which a source converts targets. Values are float64, because float32 would round them."""
         return {"classification": "int32", "regression": "float64"}.get(self.kind, "float32")
 
     @property
     def dtype(self) -> str:
-        """The dtype of the model's output: float64 for values that float32 cannot tell apart, such as seconds since
-        1970, which are 128 apart there. float32 for all others."""
+        """The dtype of the model's output.
+
+        It is float64 for values that float32 cannot distinguish, such as seconds since 1970, where float32 numbers are
+        128 apart. For all others it is float32.
+        """
         if self.scaling is None:
             return "float32"
         mean, deviation = self.scaling
@@ -194,12 +197,12 @@ class Outputs:
 
     @property
     def is_one_class(self) -> bool:
-        """Whether the target of each example is one class, of two or of several."""
+        """Whether the target of each example is one class out of two or more."""
         is_single = self.kind == "classification" and len(self.shape) == 1
         return is_single or (self.kind == "binary" and self.shape == (1,))
 
 
-#: What of `Outputs` belongs to a model, and not to the data that it was trained on.
+#: Fields of `Outputs` that belong to a model, not to its training data.
 ANSWERS = ("threshold", "margins", "set_threshold", "levels")
 
 
@@ -212,19 +215,19 @@ OutputStructure = Outputs | Mapping[str, Outputs]
 
 @dataclass(frozen=True)
 class DivisionKeys:
-    """What `dataset.split` divides the examples of a split by, [n] each; None for what is not known or not needed."""
+    """The keys that `dataset.split` uses to divide the examples of a split, [n] each; None: unknown or not needed."""
 
-    groups: np.ndarray[Any, Any] | None = None  # numbers of groups, or hashes (uint64)
+    groups: np.ndarray[Any, Any] | None = None  # group numbers, or hashes (uint64)
     times: np.ndarray[Any, Any] | None = None  # in seconds, or in the unit of a column of numbers
     strata: np.ndarray[Any, Any] | None = None  # numbers of classes, or of ranges of a target, from 0
 
     @classmethod
     def of(cls, examples: Examples | Rows) -> DivisionKeys:
-        """Returns those of a split."""
+        """Returns the keys of a split."""
         return cls(examples.groups, examples.times, examples.strata)
 
     def select(self, chosen: Any) -> DivisionKeys:
-        """Returns those of the chosen examples: indices, a slice, or a mask."""
+        """Returns the keys of the chosen examples: indices, a slice, or a mask."""
         return DivisionKeys(*(None if each is None else each[chosen] for each in vars(self).values()))
 
 
@@ -237,13 +240,14 @@ class Arrays:
             numpy's `str`, or objects that are `str` or `bytes`.
         targets: [n, *Outputs.target_shape], integers for `classification`, otherwise numbers; or a dict of such arrays
             with the keys of `Source.outputs`.
-        weights: [n] numbers from 0 up: how much each example counts in the loss and the metrics. None: all the same.
-        rows: [n] int64: where each example is in its file, counted from 0, so that kept predictions can say it. None:
-            examples are in the order of their file.
-        groups: [n] of any dtype: what each example belongs to, such as a customer, for a `dataset.split` by group or by
-            hash. None: it is not known.
-        times: [n] dates or numbers, for a `dataset.split` by time. None: they are not known.
-        strata: [n] classes or numbers, of which each split gets its share. None: the targets.
+        weights: [n] numbers from 0 up: how much each example counts in the loss and the metrics. None: all count
+            equally.
+        rows: [n] int64: the index of each example in its file, from 0, for kept predictions. None: examples are in the
+            order of their file.
+        groups: [n] of any dtype: the group of each example, such as a customer, for a `dataset.split` by group or hash.
+            None: unknown.
+        times: [n] dates or numbers, for a `dataset.split` by time. None: unknown.
+        strata: [n] classes or numbers. Each split gets the same proportions of them. None: the targets.
     """
 
     inputs: Any
@@ -277,25 +281,25 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Stream:
-    """A split that is read while training.
+    """A split that is read during training.
 
     Attributes:
         dataset: yields single examples, not batched, the same ones in the same order at each iteration: (input, target)
             or (input, target, weight), where input and target are tensors, or dicts as in `Arrays`, and weight is a
-            scalar. With `decode` it yields records that are cheap to read and to keep in memory instead: a path and a
+            scalar. With `decode` it instead yields records that are cheap to read and to keep in memory: a path and a
             label, a line, a serialized example.
         length: the number of examples of an epoch. A stream that ends earlier is rejected before training, or ends the
-            run as FAILED. Further examples are not used.
-        decode: a function that `tf.data.Dataset.map` traces: the components of a record as arguments -> an example, of
+            run as FAILED. Additional examples are not used.
+        decode: a function that `tf.data.Dataset.map` traces: the components of a record as arguments -> an example with
             the source's keys, shapes and dtypes. It runs in parallel, after shuffling and after the records are divided
             among workers, so each worker decodes only its own. None: `dataset` yields examples.
         name: a function that names an example in messages by a file, or a file and a row: the components of its record
             as numpy values (strings as `bytes`), as arguments -> str. None: the position in the split.
         faults: messages about the first examples that the source already knows it cannot decode.
-        at_once: the number of records that one call of `decode` takes, fewer at the end; small records need it to be
-            fast. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]), or with
+        at_once: the number of records for one call of `decode`; the last call may have fewer. Small records need it for
+            speed. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]), or with
             weights [b]. One bad record fails the call. None: one record, without a batch dimension.
-        groups, times, strata: of each example, [length], as in `Arrays`.
+        groups, times, strata: the keys of each example, [length], as in `Arrays`.
     """
 
     dataset: tf.data.Dataset
@@ -312,22 +316,22 @@ class Stream:
         return self.length
 
 
-#: The examples of one split, as a source gives them.
+#: The examples of a split, as a source returns them.
 Examples = Arrays | Stream
 
 
 class Rows(Protocol):
-    """The examples of one split, by their indices: what the input pipeline makes of `Examples`.
+    """The examples of a split, accessed by index. The input pipeline makes it from `Examples`.
 
-    Whatever chooses examples (a limit, a hold-out, folds, a sample) computes indices, and need not know the form of the
-    examples. Parts of examples are (inputs, targets), or with weights: arrays [n, ...], or dicts of them.
+    Code that chooses examples (a limit, a hold-out, folds, a sample) computes indices, and need not know the form of
+    the examples. Parts of examples are (inputs, targets), or with weights: arrays [n, ...], or dicts of them.
     """
 
     def __len__(self) -> int: ...
 
     @property
     def groups(self) -> np.ndarray[Any, Any] | None:
-        """What `dataset.split` divides the examples by, [n], as in `Arrays`; so are `times` and `strata`."""
+        """The keys that `dataset.split` uses, [n], as in `Arrays`; also `times` and `strata`."""
 
     @property
     def times(self) -> np.ndarray[Any, Any] | None: ...
@@ -337,30 +341,30 @@ class Rows(Protocol):
 
     @property
     def is_random_access(self) -> bool:
-        """Whether examples are read by their indices. Otherwise, all before them are read, too."""
+        """Whether examples are read by index. Otherwise, reading one also reads all examples before it."""
 
     @property
     def spec(self) -> tuple[Any, ...]:
-        """The parts of one example, with a `tf.TensorSpec` in place of each value."""
+        """The parts of one example, with a `tf.TensorSpec` for each value."""
 
     @property
     def place(self) -> Literal["memory", "file", "stream"]:
-        """Where a step finds the examples: in memory, in memory-mapped arrays, or in a stream that is read for it."""
+        """Where a step gets the examples: in memory, in memory-mapped arrays, or from a stream."""
         return "stream"
 
     @property
     def blocks(self) -> int:
-        """The number of blocks with rows that workers can divide among them; 0: the split has none."""
+        """The number of blocks of rows that workers can divide among them; 0: the split has no blocks."""
         return 0
 
     @property
     def is_spread(self) -> bool:
-        """Whether `read_spread` returns examples from all over the split."""
+        """Whether `read_spread` returns examples from the whole split."""
         return self.is_random_access
 
     @property
     def drawn_together(self) -> int:
-        """A draw takes the same share of each so many examples."""
+        """The number of consecutive examples that form a unit: a draw takes the same share of each unit."""
         return len(self)
 
     @property
@@ -370,7 +374,7 @@ class Rows(Protocol):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files that the split is read from, as far as they are known."""
+        """The known files from which the split is read."""
         return ()
 
     @property
@@ -380,53 +384,53 @@ class Rows(Protocol):
 
     @property
     def records(self) -> Sequence[np.ndarray[Any, Any]]:
-        """The components of all records, if these are in memory before they are decoded."""
+        """The components of all records, if they are in memory before decoding."""
         return ()
 
     def select(self, chosen: np.ndarray[Any, Any]) -> Rows:
         """Returns the chosen examples: ascending indices, [n] int64, or [length] bool."""
 
     def limit(self, count: int) -> Self:
-        """Returns the first examples."""
+        """Returns the first `count` examples."""
 
     def repeat(self, times: int) -> Rows:
-        """Returns the examples so many times, one after the other."""
+        """Returns the examples repeated `times` times."""
 
     def read(self, places: np.ndarray[Any, Any]) -> tuple[Any, ...]:
         """Returns the parts of examples. Text is `bytes` or `str`. `places` are ascending indices, [n] int64."""
 
     def stream(self) -> tf.data.Dataset:
-        """Returns the parts of all examples one by one, in their order."""
+        """Returns the parts of all examples one by one, in order."""
 
     def read_first(self, count: int) -> Any:
-        """Returns the inputs of the first examples, up to `count`."""
+        """Returns the inputs of the first `count` examples, or fewer."""
 
     def read_spread(self, count: int, reads_all: bool = False) -> tuple[np.ndarray[Any, Any], tuple[Any, ...]]:
-        """Returns the ascending indices, and the parts, of up to `count` examples that are drawn all over the split.
+        """Returns the ascending indices, and the parts, of up to `count` examples drawn from the whole split.
 
-        Of a stream that is not in memory they are the first ones, unless the command `reads_all` of it.
+        From a stream that is not in memory it returns the first examples, unless the command `reads_all` of it.
         """
 
     def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
-        """Yields what `pick` takes from the parts of all examples in their order, [b, ...], in numpy's arrays.
+        """Yields what `pick` selects from the parts of all examples, in order, [b, ...] as numpy arrays.
 
-        `pick` is traced; what it does not take is not decoded.
+        `pick` is traced. Parts that it does not select are not decoded.
         """
 
     def read_to_learn(self, name: str) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields the raw input of that name, [b, ...], of all examples, or of those that are learned from."""
+        """Yields the raw input with this name, [b, ...], of the examples to learn from (all, or a part)."""
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Returns what `learn` learns of `read_to_learn`, or what an earlier run has learned with equal `options`.
+        """Returns the result of `learn`, or an earlier run's result with equal `options`.
 
-        `what` is a word for it. All is plain values that JSON can hold.
+        `what` is a word for the result. All values must be plain values that JSON can hold.
         """
         return learn()
 
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[np.ndarray[Any, Any]], Mapping[str, Any]]:
-        """Returns a function from indices, [n] int64, ascending, to columns of these examples, pyarrow's or numpy's.
+        """Returns a function from ascending indices, [n] int64, to columns of these examples (pyarrow or numpy).
 
-        Of a table these are any columns of its files, of another dataset inputs with a value each. Raises ConfigError,
+        A table has all columns of its files, another dataset has its inputs with one value each. Raises ConfigError,
         which names `key`, if there is no such column.
         """
         single = [name for name, each in name_leaves(self.spec[0]).items() if name and tuple(each.shape) == ()]
@@ -437,45 +441,46 @@ class Rows(Protocol):
         return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
 
     def read_cheap_targets(self) -> tuple[Any, np.ndarray[Any, Any] | None] | None:
-        """Returns all targets and the weights; None if they cannot be read soon, or only with the whole split."""
+        """Returns all targets and the weights; None if reading them is slow or needs the whole split."""
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
-        """Returns what a digest of the split covers, in words, and these parts in portions."""
+        """Returns a description of the examples that a digest covers, and their parts in portions."""
 
     def locate(self, places: np.ndarray[Any, Any]) -> tuple[list[str | None] | None, np.ndarray[Any, Any] | None]:
-        """Returns the file of each example, and its row there, as messages count rows: from 1 in a table, else from 0.
+        """Returns the file of each example and its row there, counted as in messages: from 1 in a table, otherwise from
+        0.
 
         Returns:
-            Files [n], None if there are none; rows [n], masked where there is none. None if the source names no
-            examples, or if it takes too long to read their names.
+            Files [n], None without files; rows [n], masked if an example has no row. Both are None if the source does
+            not name examples, or if reading their names is slow.
         """
 
     def name_rows(self, places: Sequence[int]) -> list[str]:
-        """Returns the names of examples by their ascending indices, such as a file and a row."""
+        """Returns the names of examples, such as a file and a row, from their ascending indices."""
         return [f"example {place}" for place in places]
 
     def find_unreadable(self) -> Iterator[int]:
-        """Yields the indices of the examples that cannot be read, in ascending order."""
+        """Yields the indices of examples that cannot be read, in ascending order."""
         return iter(())
 
     def describe_unreadable(self, places: Sequence[int]) -> Sequence[Any]:
-        """Returns the index, the name and the reason of each of these examples, given by their ascending indices."""
+        """Returns the index, the name and the reason for each of these examples, from their ascending indices."""
         return ()
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> Rows:
-        """Refuses targets and weights that are invalid for their kinds, or returns rows that do so as they are read."""
+        """Rejects invalid targets and weights, or returns rows that reject them while they are read."""
 
     def check_cached(self, inputs: InputStructure, split: str) -> None:
-        """Refuses values that are in memory, after the preprocessing, and that the model cannot take."""
+        """Rejects preprocessed values in memory that the model cannot take."""
         return
 
     def map_targets(self, convert: Callable[[Any], Any]) -> Rows:
-        """Returns the examples with other targets; `convert` is traced."""
+        """Returns the examples with converted targets. `convert` is traced."""
 
 
 @dataclass(frozen=True)
 class BySplit(Generic[Part]):
-    """What a run has for each of its splits: their rows, or their feeds. The last two are optional."""
+    """A value for each split of a run, for example its rows or its feed. Only `train` is always there."""
 
     train: Part
     validation: Part | None
@@ -487,32 +492,32 @@ class BySplit(Generic[Part]):
 
 
 class Source(Protocol):
-    """A dataset as a user writes it: its examples, and what they are.
+    """A dataset as a user writes it: its examples and their description.
 
-    `dataset._target_` names the class; the other keys of `dataset` are its arguments. Each worker makes one object,
-    and all objects must give the same examples. The source does not shuffle, batch, repeat or shard: the input
-    pipeline does.
+    `dataset._target_` names the class; the other keys of `dataset` are its arguments. Each worker makes one object, and
+    all objects must return the same examples. The source does not shuffle, batch, repeat or shard: the input pipeline
+    does.
 
     It may have more attributes:
 
     - `preprocessing`: a `Preprocessing`, a dict from an input's name to its `Preprocessing`, or None. The name of an
-      input in a nested dict is its keys joined with `/`;
-    - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first;
-    - `decoders`: for inputs that are pictures, by name ("" for a single one): a traced function from the bytes of a
-      picture's file, a string of shape (), to one example of the input. The served model then takes such bytes;
-    - `reading`: how it reads its files, as values that JSON can hold. They are recorded with what the run learned.
+    input in a nested dict is its keys joined with `/`; - `notes`: lines to show before anything is read, for example
+    that the data must be downloaded first; - `decoders`: for inputs that are pictures, by name ("" for a single one): a
+    traced function from the bytes of a picture's file, a string of shape (), to one example of the input. The served
+    model then takes such bytes; - `reading`: how it reads its files, as values that JSON can hold. They are recorded in
+    the learned state.
 
     If its class has an argument `earlier`, it gets the `EarlierState` of the run that is evaluated, resumed or
-    fine-tuned (None for a new run), and takes classes, columns and scales from there instead of learning them.
+    fine-tuned (None for a new run), and takes classes, columns and scales from it instead of learning them.
     """
 
     @property
     def inputs(self) -> InputStructure:
-        """One example's input: one tensor, or a dict of several (whose values may be dicts)."""
+        """The description of one example's input: one tensor, or a dict (whose values may be dicts)."""
 
     @property
     def outputs(self) -> OutputStructure:
-        """What the model returns for one example, and what its target means: one tensor, or a dict of several."""
+        """The description of the model's output and the target of one example: one tensor, or a dict."""
 
     @property
     def splits(self) -> Collection[str]:
@@ -523,15 +528,16 @@ class Source(Protocol):
 
 
 class Preprocessing(Protocol):
-    """Turns raw inputs (`Source.inputs`, or one of its dict) into features, if a factor (`Inputs.scale`) is not enough.
+    """Converts raw inputs (`Source.inputs`, or one of its dict) to features, if a factor (`Inputs.scale`) is not
+    enough.
 
     The chief learns it once, from the training split. The input pipeline applies it in training. The saved model begins
     with it, so it takes raw inputs: a string, a row.
 
-    It may have a method `extend(learned, new)`: it returns what an earlier run learned with new entries of what `learn`
-    returned for other data, the known ones first. Without it, fine-tuning takes what the earlier run learned. It may
-    have a method `layer_of_all`: from what was learned for each of several inputs to one layer, from a list of raw
-    inputs to a list of features.
+    It may have a method `extend(learned, new)`. It returns the values that an earlier run learned, extended by new
+    entries from `learn` on other data, with the known ones first. Without it, fine-tuning uses the earlier values. It
+    may have a method `layer_of_all`, which makes one layer from the learned values of several inputs: the layer
+    converts a list of raw inputs to a list of features.
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:
@@ -547,12 +553,13 @@ class Preprocessing(Protocol):
         """
 
     def features(self, learned: Any) -> Inputs:
-        """Describes the result of `layer`; the model factory is called with it."""
+        """Describes the result of `layer`. The model factory receives the description."""
 
     def layer(self, learned: Any) -> keras.Layer:
         """Makes a layer: raw inputs [b, *Source.inputs.shape] -> features [b, *features.shape] of features.dtype.
 
-        Use Keras's own layers and operations only, so that the saved model loads without this class; a `keras.Model` of
-        several layers is fine. The layer has no trainable weights and treats each example by itself. It is made more
-        than once, for the input pipeline and for the saved model, and computes in float32 whatever `precision` is.
+        Use only Keras's own layers and operations, so that the saved model loads without this class; a `keras.Model` of
+        several layers is fine. The layer has no trainable weights and treats each example independently. It is made
+        more than once, for the input pipeline and for the saved model, and computes in float32 regardless of
+        `precision`.
         """

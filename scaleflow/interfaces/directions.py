@@ -1,8 +1,8 @@
-"""Says which values of a metric are better: larger ones (`max`) or smaller ones (`min`).
+"""Finds which values of a metric are better: larger ones (`max`) or smaller ones (`min`).
 
-This is the only module that knows directions. What a run knows of its own metrics (`Objective.modes`) comes first, then
-the name: those of Keras, of scikit-learn and of the report, also with the prefix of a split or of an output, and with
-the suffix of an interval. A name that says nothing has no direction, and the caller has to ask for it.
+Only this module knows directions. The run's own directions (`Objective.modes`) come first, then the name: names of
+Keras, scikit-learn and the report, optionally with the prefix of a split or an output, and with the suffix of an
+interval. Any other name has no direction, and the caller must ask for it.
 """
 
 import re
@@ -34,13 +34,14 @@ SMALLER = frozenset(
         *("kl_divergence", "kullback_leibler_divergence", "crossentropy", "wer", "cer", "not_finite"),
         *("neg_log_likelihood", "negative_log_likelihood"),
         *("logloss", "bce", "smape", "wape", "mase", "ece", "eer", "fpr", "fnr", "crps"),
-        *("interval_score", "winkler_score", "energy_score", "crps_score"),  # proper scores, of which less is better
+        #: proper scores whose smaller values are better
+        *("interval_score", "winkler_score", "energy_score", "crps_score"),
         *("false_positives", "false_negatives", "false_positive_rate", "false_negative_rate", "error_rate"),
         *("seconds_to_first_step", "seconds", "ms", "mb"),
     }
 )
 
-#: Ends of longer names. The first that fits counts.
+#: Suffixes of longer names. The first that matches counts.
 ENDS: Mapping[str, Mode] = {
     **dict.fromkeys(("_loss", "_error", "_cost", "_deviance", "_crossentropy", "_perplexity", "_divergence"), "min"),
     **dict.fromkeys(("_mae", "_rmse", "_mse", "_mape", "_msle", "_error_rate", "_ms", "_mb", "_seconds"), "min"),
@@ -51,29 +52,29 @@ ENDS: Mapping[str, Mode] = {
     **dict.fromkeys(("_coverage", "_likelihood", "_per_second"), "max"),
 }
 
-#: What a name says of a figure, but not of its direction: an end of its interval, the threshold, the number that Keras
-#: appends to a second metric of a class, and how scikit-learn averages over classes.
+#: Suffixes that do not affect the direction: the bound of an interval, the threshold, the number that Keras appends to
+#: a second metric of the same class, and scikit-learn's averaging over classes.
 SUFFIXES = re.compile(r"(_at_threshold|_low|_high|_\d+|_(macro|micro|weighted|samples|ovr|ovo))$")
 
-#: What a name begins with, but that is not of the metric: splits, baselines, measurements of the machine.
+#: Prefixes that do not belong to the metric: splits, baselines, measurements of the machine.
 PREFIXES = frozenset({"train", "val", "test", "all", "validation", "baseline", "perf", "system"})
 
-#: Begins the names of scikit-learn's scorers that turn the sign of a loss. `neg_recall` is no such scorer: it may be
-#: the recall of the negative class.
+#: Prefixes of scikit-learn's scorers that negate a loss. `neg_recall` is not such a scorer: it may be the recall of the
+#: negative class.
 NEGATED = ("neg_", "negative_")
 
-#: What a user can do about a metric without a known direction, where no key takes it.
+#: The advice for a metric without a known direction, if no key sets the direction.
 NAME_ADVICE = (
     "give the metric a name that ends in _score (larger is better), or in _loss, _error or _cost (smaller is better)"
 )
 
 
 def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode | None:
-    """Returns whether larger (`max`) or smaller (`min`) values of a metric are better; None if that is not known.
+    """Returns whether larger (`max`) or smaller (`min`) values of a metric are better; None if unknown.
 
     Args:
-        metric: its name, also with a split, outputs and classes: `test/price/mae`, `val_auc`, `test/f1/cat_low`.
-        known: directions that the run knows, by the name without the split: `price/mae`.
+        metric: its name, possibly with a split, outputs and classes: `test/price/mae`, `val_auc`, `test/f1/cat_low`.
+        known: the run's known directions, by name without the split: `price/mae`.
     """
     names = [metric, metric.removeprefix("val_")]
     parts = metric.split("/")
@@ -86,20 +87,20 @@ def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode 
         for each in (name, *strip_suffixes(name)):
             if known and known.get(each) in ("min", "max"):
                 return "max" if known[each] == "max" else "min"
-    for look_up in (look_up_name, look_up_end):  # an output may be called `math_score`, and its metric is `mae`
+    for look_up in (look_up_name, look_up_end):  # an output may be called `math_score` while its metric is `mae`
         found = {direction for part in parts if (direction := find_by_name(part, look_up)) is not None}
         if found:
-            return found.pop() if len(found) == 1 else None  # a class or an output may be called `loss`, too
+            return found.pop() if len(found) == 1 else None  # a class or an output may also be called `loss`
     return None
 
 
 def find_directions(*metrics: str) -> dict[str, Mode]:
-    """Returns the directions of metrics by their names. Raises ValueError if one is not known."""
+    """Returns the directions of metrics by name. Raises ValueError if one is unknown."""
     return {metric: "min" if is_smaller_better(metric) else "max" for metric in metrics}
 
 
 def is_smaller_better(metric: str) -> bool:
-    """Returns whether smaller values are better. Raises ValueError if that is not known."""
+    """Returns whether smaller values are better. Raises ValueError if the direction is unknown."""
     direction = find_direction(metric)
     if direction is None:
         raise ValueError(f"it is not known whether larger or smaller values of {metric} are better")
@@ -107,7 +108,7 @@ def is_smaller_better(metric: str) -> bool:
 
 
 def find_by_name(name: str, look_up: Callable[[str], Mode | None]) -> Mode | None:
-    """Returns the direction that a name without a split, an output or a class says."""
+    """Returns the direction of a name that has no split, output or class; None if unknown."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     plain = re.sub(r"[\s\-.]+", "_", plain).removeprefix("val_")
     for each in (plain, *strip_suffixes(plain)):
@@ -117,8 +118,8 @@ def find_by_name(name: str, look_up: Callable[[str], Mode | None]) -> Mode | Non
 
 
 def look_up_name(name: str) -> Mode | None:
-    """Returns the direction of a name that is known as a whole."""
-    if name in SMALLER:  # some of these begin or end like names of the other kind
+    """Returns the direction of a whole name that is known; otherwise None."""
+    if name in SMALLER:  # some of these begin or end like names with the other direction
         return "min"
     if name in LARGER:
         return "max"
@@ -130,7 +131,7 @@ def look_up_name(name: str) -> Mode | None:
 
 
 def look_up_end(name: str) -> Mode | None:
-    """Returns the direction that the end of a name says."""
+    """Returns the direction according to the end of a name; None if unknown."""
     if name.startswith(NEGATED):
         return None
     if name.endswith("_score") and not name.startswith("d2_"):
@@ -138,7 +139,7 @@ def look_up_end(name: str) -> Mode | None:
         if "min" in (
             look_up_name(stem),
             look_up_end(stem),
-        ):  # `rmse_score` may be an error, or one with the sign turned
+        ):  # `rmse_score` may be an error or a negated error
             return None
     for end, direction in ENDS.items():
         if name.endswith(end):

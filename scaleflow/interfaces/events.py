@@ -1,9 +1,9 @@
 """The events of a run: one dataclass for each kind.
 
-Workers emit events. Those of the chief go to `events.jsonl` in the run's folder (`scaleflow.runs.event_log`), and the
+Workers emit events. The chief's events go to `events.jsonl` in the run's folder (`scaleflow.runs.event_log`), and the
 state of a run is computed from them (`scaleflow.runs.state`). The classes are in the order in which a run emits them.
 
-A reader ignores kinds of events that it does not know.
+A reader ignores unknown kinds of events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scaleflow.interfaces.features import import_feature_events
 #: How a run ended, in MLflow's words.
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-#: The metadata of a field whose text may hold secrets. They are masked before the event is written.
+#: The metadata of a field whose text may contain secrets. They are masked before the event is written.
 MASKED = {"is_masked": True}
 
 KINDS: dict[str, type[Event]] = {}
@@ -31,16 +31,16 @@ class Event:
     """Something that happened in a run. Each class of events is a frozen dataclass."""
 
     event: ClassVar[str] = ""  # the name of the kind of event in `events.jsonl`
-    #: When it happened, in milliseconds since the epoch
+    #: When the event happened, in milliseconds since the epoch
     time: int = field(default_factory=lambda: int(CLOCK.read() * 1000), kw_only=True)
 
     def __init_subclass__(cls, event: str = "") -> None:
-        if event:  # otherwise it is a base of several kinds
+        if event:  # without a name it is a base class of several kinds
             cls.event = event
             KINDS[event] = dataclass(frozen=True)(cls)
 
     def list_tags(self) -> Mapping[str, str]:
-        """Returns the tags of the run in the store that the event sets."""
+        """Returns the run's tags that the event sets in the store."""
         return {}
 
 
@@ -60,26 +60,26 @@ class ProcessStarted(Event, event="started"):
 
 
 class PhaseBegan(Event, event="stage"):
-    """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
+    """A part of the work before or after training begins, such as `reading house.csv`. The previous part has ended."""
 
     text: str = field(metadata=MASKED)
 
 
 class RunReady(Event, event="ready"):
-    """The worker has built everything. From here on there is a run. Before it, an error is a refusal."""
+    """The worker has built everything. From now on the run exists; before it, an error is a refusal."""
 
     name: str = field(metadata=MASKED)  # the run's name in the store
     tags: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)  # the user's tags
     #: Every key of the config, and the `resolved.` values
     params: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
     began: int = 0  # when the command began, in milliseconds since the epoch
-    #: How long the run is
+    #: The length of the run
     steps: int = 0
     epochs: int = 0
-    #: Which values of the objective are better, `min` or `max`, by their names without the split
+    #: Which values of a metric are better, `min` or `max`, by name without the split
     modes: Mapping[str, str] = field(default_factory=dict)
-    search: Sequence[str] = ()  # the folders with modules of the user
-    parent: str | None = None  # the folder of the sweep, if the run is a job of one
+    search: Sequence[str] = ()  # the folders with the user's modules
+    parent: str | None = None  # the folder of the sweep, if the run is one of its jobs
     resumed: int | None = None  # the step at which the run continues; None if it begins
 
 
@@ -94,8 +94,8 @@ class EvaluationReady(Event, event="evaluating"):
 class DataChecked(Event, event="checked"):
     """`scaleflow check` has looked at a dataset."""
 
-    findings: Sequence[Mapping[str, Any]]  # each with `rule`, `level`, `text`, `because` and `columns`, the worst first
-    splits: Mapping[str, Mapping[str, int]]  # by name, the number of `examples`, and of those that were `looked_at`
+    findings: Sequence[Mapping[str, Any]]  # `rule`, `level`, `text`, `because` and `columns` of each, the worst first
+    splits: Mapping[str, Mapping[str, int]]  # by split, the numbers of `examples` and of examples `looked_at`
 
 
 class TagsSet(Event, event="tags"):
@@ -108,7 +108,7 @@ class TagsSet(Event, event="tags"):
 
 
 class DescriptionSet(Event, event="description"):
-    """A sweep or a pipeline has a new description, in Markdown. The launcher itself describes a training."""
+    """A sweep or a pipeline has a new description, in Markdown. A training is described by the launcher instead."""
 
     text: str = field(metadata=MASKED)
 
@@ -121,7 +121,7 @@ class CheckpointSaved(Event, event="checkpoint"):
 
 
 class UploadAwaited(Event, event="upload"):
-    """The worker waits, at most `seconds`, until the last checkpoints are in the object store; 0: the wait is over."""
+    """The worker waits, at most `seconds`, for the upload of the last checkpoints. 0: the wait is over."""
 
     seconds: float
 
@@ -129,24 +129,24 @@ class UploadAwaited(Event, event="upload"):
 class Restarted(Event, event="restart"):
     """The launcher restarts processes."""
 
-    number: int  # how many restarts there were, including this one
-    reason: str = field(metadata=MASKED)  # why
+    number: int  # the number of restarts, including this one
+    reason: str = field(metadata=MASKED)  # the reason
     worker: str | None = None  # the process that restarts while the others continue; None: all processes restart
 
 
 class RolledBack(Event, event="rollback"):
-    """A value became NaN or infinite, and the run continues from an earlier checkpoint, for the `number`th time."""
+    """A value became NaN or infinite, and the run continues from an earlier checkpoint. `number` counts such events."""
 
     number: int
     reason: str = field(metadata=MASKED)
 
 
 class Waiting(Event, event="waiting"):
-    """The worker waits for others, at most `seconds`."""
+    """The worker waits for other processes, at most `seconds`."""
 
     seconds: float  # the limit
-    peers: Sequence[str] = ()  # the addresses that it waits for
-    #: The error if nobody answers in time; None: the launcher makes one that names the missing peers
+    peers: Sequence[str] = ()  # the addresses of the processes
+    #: The error if nobody answers in time; None: the launcher writes one that names the missing peers
     vain: str | None = field(default=None, metadata=MASKED)
 
 
@@ -164,9 +164,9 @@ class MetricsLogged(Event, event="metrics"):
     """Values of metrics after `step` updates."""
 
     step: int  # the number of updates
-    values: Mapping[str, float]  # by the metric's name
+    values: Mapping[str, float]  # by metric name
     rate: float | None = None  # training examples per second, for the terminal
-    compiled: bool | None = None  # whether the training call of these values compiled its step
+    compiled: bool | None = None  # whether the call that computed these values compiled its step
 
 
 class SystemMetrics(Event, event="system"):
@@ -177,7 +177,7 @@ class SystemMetrics(Event, event="system"):
 
 
 class EpochEnded(Event, event="epoch"):
-    """An epoch ended, `epoch` of `epochs`, with the values that the terminal shows."""
+    """Epoch `epoch` of `epochs` ended, with the values to show on the terminal."""
 
     epoch: int
     epochs: int
@@ -193,7 +193,7 @@ class WeightHistograms(Event, event="weights"):
 
 
 class ArtifactWritten(Event, event="artifact"):
-    """A file to log with the run, in the artifact folder `folder`, or at the top level if that is None."""
+    """A file to log with the run, in the artifact folder `folder`; None: at the top level."""
 
     path: str
     folder: str | None = None
@@ -215,7 +215,7 @@ class TaskResult(Event):
         raise NotImplementedError
 
     def find_table(self) -> str:
-        """Returns the path of the CSV file with the figures, as it was when the event was emitted."""
+        """Returns the path of the CSV file with the figures. It was valid when the event was emitted."""
         raise NotImplementedError
 
     def draw(self, table: Path) -> Path:
@@ -224,17 +224,17 @@ class TaskResult(Event):
 
 
 class DatasetDescribed(Event, event="data"):
-    """The dataset."""
+    """The description of the dataset."""
 
-    name: str = field(metadata=MASKED)  # the option of the group `dataset`
-    #: The path, or the class and arguments that read it
+    name: str = field(metadata=MASKED)  # the chosen option of the group `dataset`
+    #: The path, or the class and arguments that read the data
     source: Mapping[str, Any] = field(default_factory=dict, metadata=MASKED)
     #: The kind of its targets: `classification` and so on; a dict by name for several outputs
     kind: str | Mapping[str, str] = ""
-    #: The names of the classes, if it has some; a dict by name for several outputs
+    #: The names of the classes, if there are any; a dict by name for several outputs
     classes: Sequence[str] | Mapping[str, Sequence[str]] = ()
-    #: By split: the number of examples, the digest, what it covers, its version, and the dtypes and the shapes (by name
-    #: for a dict)
+    #: By split: the number of examples, the digest, its coverage and version, and the dtypes and shapes (by name for a
+    #: dict)
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -250,25 +250,25 @@ class StepsProfiled(Event, event="profile"):
     """The steps `first` to `last` were traced."""
 
     folder: str  # holds the traces
-    #: The traced steps, both included
+    #: The first and the last traced step
     first: int
     last: int
     artifacts: str  # the artifact folder for the result of the analysis
-    usual_ms: float | None = None  # the time of a step outside of the window, in ms; None if it is not known
+    usual_ms: float | None = None  # the time of a step outside the window, in ms; None if unknown
     facts: Mapping[str, Any] = field(default_factory=dict)  # values of the run that the analysis uses
 
 
 class ReportMade(Event, event="report"):
-    """The launcher has drawn the table, or analyzed the trace, that an earlier event names. The files exist.
+    """The launcher has drawn the table, or analysed the trace, that an earlier event names. The files exist.
 
-    It may follow the end of the run. Its time is that of the earlier event.
+    It may follow the end of the run. It has the time of the earlier event.
     """
 
     at: int  # the offset of the earlier event in the file
     files: Sequence[tuple[str, str | None]] = ()  # (path, artifact folder), with the table or the traces
     values: Mapping[str, float] = field(default_factory=dict)  # metrics after `step` updates
     step: int = 0
-    line: str = field(default="", metadata=MASKED)  # for the user, about a trace
+    line: str = field(default="", metadata=MASKED)  # a line for the user about a trace
 
 
 class ModelExported(Event, event="model"):
@@ -276,33 +276,33 @@ class ModelExported(Event, event="model"):
 
     path: str
     step: int
-    weights: str = ""  # the digest of its weights, by which runs are compared
+    weights: str = ""  # the digest of its weights, to compare runs
 
 
 class FormatExported(Event, event="format"):
-    """The model was exported in a format of `export.formats`, and computed in its own runtime."""
+    """The model was exported in a format of `export.formats`, and tried in the format's own runtime."""
 
     name: str
     path: str
-    #: Metrics of the split, `difference` (the largest one, in units of the largest output), `mb` and `ms` of an example
+    #: Metrics of the split, `difference` (the largest, relative to the largest output), `mb`, and `ms` per example
     values: Mapping[str, float] = field(default_factory=dict)
     split: str = ""
     examples: int = 0
-    error: str = field(default="", metadata=MASKED)  # why the format is not good, and was removed; empty if it is
+    error: str = field(default="", metadata=MASKED)  # why the format was removed; empty if it is good
 
     def list_tags(self) -> Mapping[str, str]:
         return {f"scaleflow.export.{self.name}": self.error or "good"}
 
 
 class FaultReported(Event, event="fault"):
-    """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
+    """Training failed, or a peer was lost before training. The launcher decides how the run ends."""
 
     error: str = field(metadata=MASKED)  # one line
     lost_peer: bool = False  # whether the cause is that another process is gone
 
 
 class RunEnded(Event, event="end"):
-    """The run ended. `status` is FINISHED, FAILED or KILLED; `error` says why, unless it is FINISHED."""
+    """The run ended. `status` is FINISHED, FAILED or KILLED; `error` is the reason, unless it is FINISHED."""
 
     status: Status
     error: str = field(default="", metadata=MASKED)
@@ -311,19 +311,19 @@ class RunEnded(Event, event="end"):
 class RunRefused(Event, event="refused"):
     """There is no run: the command cannot work."""
 
-    message: str = field(metadata=MASKED)  # the reason, and what would work
-    keep: bool = False  # whether the folder stays, because a log says more
-    died: bool = False  # whether the cause is a process that died; the exit code is then 1 instead of 2
+    message: str = field(metadata=MASKED)  # the reason and a fix
+    keep: bool = False  # whether to keep the folder, because a log explains more
+    died: bool = False  # whether a process died; then the exit code is 1 instead of 2
 
 
 def to_fields(event: Event) -> dict[str, Any]:
-    """Returns the fields of an event for a line of `events.jsonl`, without those that are None."""
+    """Returns the fields of an event for a line of `events.jsonl`, without fields that are None."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
     return {"event": event.event, **{key: value for key, value in values.items() if value is not None}}
 
 
 def parse_event(line: Mapping[str, Any]) -> Event | None:
-    """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it has other fields."""
+    """Returns the event in a line of `events.jsonl`; None if its kind is unknown, or if it has other fields."""
     name = str(line.get("event"))
     if name not in KINDS:
         import_feature_events()

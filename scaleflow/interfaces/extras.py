@@ -1,6 +1,6 @@
-"""Keeps an extra that only informs from ending what it informs about.
+"""Keeps failures of optional extras from ending a run.
 
-Baselines, reports, pictures, summaries and messages are extras: a run without one of them is as good.
+Baselines, reports, pictures, summaries and messages are extras: a run without one of them is still good.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from scaleflow.errors import read_reason
 def guard_extra(
     missing: str, tell: Callable[[str], None], must_end: Callable[[Exception], bool] | None = None
 ) -> Iterator[None]:
-    """Lets the block fail: a text then names what is missing, and why, and the traceback goes to the log.
+    """Catches errors of the block. It reports what is missing and why, and writes the traceback to the log.
 
     Args:
         missing: the extra, such as `the report of the sweep`.
-        tell: gets the text, for a note.
-        must_end: returns whether an error is not the extra's own, such as the loss of another process; it is raised.
+        tell: receives the text, for a note.
+        must_end: returns whether an error must be raised, such as the loss of another process.
     """
     try:
         yield
@@ -27,5 +27,5 @@ def guard_extra(
         if must_end is not None and must_end(error):
             raise
         traceback.print_exc()
-        with contextlib.suppress(Exception):  # such as a full disk
+        with contextlib.suppress(Exception):  # for instance if the disk is full
             tell(f"{missing}: missing, and the rest goes on ({type(error).__name__}: {read_reason(error)})")

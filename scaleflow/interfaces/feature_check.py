@@ -1,4 +1,4 @@
-"""Checks the declaration of a feature from another package, so that its mistakes do not end the runs of others."""
+"""Checks the declaration of a feature from another package, so that its mistakes do not end runs without it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from scaleflow.interfaces.config import Plan, Rule
 
-#: The fields of a `Feature` that are sequences, and the class of what they hold.
+#: The fields of a `Feature` that are sequences, and the class of their items.
 ITEMS: Mapping[str, type | tuple[type, ...]] = {
     "rules": Rule,
     "needs": str,
@@ -38,9 +38,9 @@ TEXTS = (
 
 
 def check_declaration(feature: Any, classes: Mapping[str, type]) -> None:
-    """Raises ValueError if a field of a feature cannot be used. The text says which, and why.
+    """Raises ValueError if a field of a feature is invalid. The text names the field and the reason.
 
-    `classes` has the classes of what further fields hold, such as `commands`.
+    `classes` has the item classes of more fields, such as `commands`.
     """
     name = feature.name
     if not isinstance(name, str) or not name.isidentifier():
@@ -78,7 +78,7 @@ def check_items(field: str, items: Any, kind: type | tuple[type, ...]) -> None:
 
 
 def check_section(section: Any, group: str) -> None:
-    """Raises ValueError if a class cannot describe keys of this group of the config."""
+    """Raises ValueError if a class cannot describe keys of this config group."""
     if not isinstance(section, type) or not is_dataclass(section):
         raise ValueError(f"its section {section!r} is no dataclass")
     for key in fields(section):
@@ -99,7 +99,7 @@ def check_section(section: Any, group: str) -> None:
 
 
 def check_conf(package: str, defaults: Sequence[str | Mapping[str, str]]) -> None:
-    """Raises ValueError if there is no such package with config options, or if it lacks one of the defaults."""
+    """Raises ValueError if the package with config options does not exist, or lacks one of the defaults."""
     from omegaconf import OmegaConf  # only for features of other packages
 
     folders = list_package_folders(package)
@@ -116,7 +116,7 @@ def check_conf(package: str, defaults: Sequence[str | Mapping[str, str]]) -> Non
 
 
 def list_package_folders(package: str) -> list[Path]:
-    """Returns the folders of a package; none if it is not there."""
+    """Returns the folders of a package; empty if it does not exist."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):
@@ -125,7 +125,7 @@ def list_package_folders(package: str) -> list[Path]:
 
 
 def list_default_files(defaults: Sequence[str | Mapping[str, str]]) -> Iterator[str]:
-    """Yields the paths of the options that entries of Hydra's list of defaults name, such as `notify/default.yaml`."""
+    """Yields the paths of the options in Hydra's list of defaults, such as `notify/default.yaml`."""
     for entry in defaults:
         if isinstance(entry, str):
             yield f"{entry}.yaml"

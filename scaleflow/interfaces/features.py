@@ -1,14 +1,14 @@
-"""What a feature is: an optional part of scaleflow, in a folder of its own, which declares what it adds.
+"""Defines features: optional parts of scaleflow, each in its own folder, which declares what it adds.
 
 A feature of scaleflow is a package `scaleflow/features/NAME` with a module `feature.py` that has a `Feature` called
-`FEATURE`. An installed package adds one by an entry point:
+`FEATURE`. An installed package adds a feature by an entry point:
 
     [project.entry-points."scaleflow.features"]
     my_feature = "my_package.feature:FEATURE"
 
-The core asks `list_features()`, and names none of them. Without its folder, a feature is gone: its words are refused as
-unknown, and everything else works. Declarations are read by each command, so they import nothing heavy: they name
-modules as text, which are imported when they are used.
+The core calls `list_features()`, and names no feature itself. If its folder is deleted, a feature is gone: its words
+are refused as unknown, and everything else works. Every command reads all declarations, so they import nothing heavy:
+they name modules as text, which are imported on use.
 """
 
 import sys
@@ -24,7 +24,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces.config import Plan, Rule
 from scaleflow.interfaces.feature_check import check_declaration, list_package_folders
 
-#: The group of the entry points of installed packages.
+#: The group of entry points of installed packages.
 ENTRY_POINTS = "scaleflow.features"
 
 #: The folder of scaleflow's own features.
@@ -36,25 +36,25 @@ CommandGroup = Literal["before a run", "tracked runs", "tracked models"]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command besides the run itself: `scaleflow NAME ...`."""
+    """A command in addition to the run itself: `scaleflow NAME ...`."""
 
-    name: str  # as it is typed after `scaleflow`
-    about: str  # a line for `scaleflow --help`
+    name: str  # the word after `scaleflow`
+    about: str  # its line in `scaleflow --help`
     module: str  # the dotted name of the module with `main(words)`, which returns the exit code
     group: CommandGroup
-    place: int = 100  # where `scaleflow --help` lists it in its group: the smallest first, then by name
-    usage: str = ""  # what is typed after the name, for the message about one of its other names
-    other_names: Sequence[str] = ()  # how other tools call it, in lower case, without `_` and `-`
-    config_group: str = ""  # the config group of the files that it reads, if no run has this group
+    place: int = 100  # its place within its group in `scaleflow --help`: the smallest first, then by name
+    usage: str = ""  # the words after the name, for the message about one of its other names
+    other_names: Sequence[str] = ()  # its names in other tools, in lower case, without `_` and `-`
+    config_group: str = ""  # the config group of the files that it reads, if runs do not have this group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placeholder:
-    """A word that a key can have in place of a value, until a feature has found the value before the run."""
+    """A word that a key can have instead of a value, until a feature finds the value before the run."""
 
     key: str  # `GROUP.KEY`
     word: str
-    command: str  # what is typed after `scaleflow` to find the value alone
+    command: str  # the words after `scaleflow` that only find the value
 
     def is_in(self, config: Mapping[str, Any]) -> bool:
         """Whether the key has the word in a config."""
@@ -65,11 +65,11 @@ class Placeholder:
 
 @dataclass(frozen=True, kw_only=True)
 class UntrainedRuns:
-    """The runs of a feature's tasks that train no model, so that they can neither be resumed nor repeated exactly."""
+    """The runs of a feature's tasks that train no model. They can neither be resumed nor repeated exactly."""
 
-    param: str  # the param that only these runs have; its value is typed after the command
-    command: str  # what makes such a run, as it is typed after `scaleflow`
-    work: str  # what the runs did, for messages: `looked for a setting`
+    param: str  # a param that only these runs have; its value is typed after the command
+    command: str  # the command that makes such a run, as typed after `scaleflow`
+    work: str  # the work of the runs, for messages: `looked for a setting`
 
 
 def is_always_used(plan: Plan) -> bool:
@@ -78,70 +78,70 @@ def is_always_used(plan: Plan) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """What one optional part adds to scaleflow."""
+    """The declaration of a feature: everything that it adds to scaleflow."""
 
     name: str
     about: str = ""
     commands: Sequence[Command] = ()
-    #: Names of the Python package `scaleflow`, such as `check_data`, each with the module that defines it.
+    #: Names of the Python package `scaleflow`, such as `check_data`, each with its defining module.
     public_names: Mapping[str, str] = field(default_factory=dict)
     #: Engines of `cluster`, each as "module:NAME of a ClusterEngine".
     engines: Sequence[str] = ()
-    #: Commands that a stage of a pipeline can be, each as "module:NAME of a StageCommand".
+    #: Commands that a pipeline's stage can run, each as "module:NAME of a StageCommand".
     stages: Sequence[str] = ()
-    #: What its commands write at the top of their own run's folder, as patterns of names, by the file that tells that
-    #: the folder is of such a run: `stage.log` in that of a stage.
+    #: Files that its commands write at the top of their own run's folder, as patterns. The key is the file that
+    #: identifies such a folder: `stage.log` for a stage.
     command_files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Models that it fits to the rows of a run, to compare the run's model with, by the names that their metrics have:
-    #: `baseline/NAME/METRIC`. The results of the run, and its page, show these metrics next to those of its own model.
-    #: Each value says what the model is; `baseline/rows` is the number of rows if they did not get all.
+    #: Models that it fits to the rows of a run, for comparison with the run's model, by their names in metrics:
+    #: `baseline/NAME/METRIC`. The results of the run, and its page, show these metrics next to the model's own. Each
+    #: value describes the model. `baseline/rows` is the number of rows, if the models did not get all rows.
     compared_models: Mapping[str, str] = field(default_factory=dict)
-    #: The package with its config options, in folders of groups as in scaleflow's conf/; "" for none.
+    #: The package with its config options, in a folder per group as in scaleflow's conf/; "": no options.
     conf: str = ""
-    #: What each config includes from `conf`, as entries of Hydra's list of defaults.
+    #: The options from `conf` that every config includes, as entries of Hydra's list of defaults.
     defaults: Sequence[str | Mapping[str, str]] = ()
     section: type | None = None  # the dataclass of its keys, all with defaults; `Plan.of` returns them
-    #: The config group that the keys are in. "": a group of the feature's own, with its name.
+    #: The config group that contains the keys. "": the feature's own group, with its name.
     group: str = ""
     #: Sections and keys that do not change what a run computes: with other values it is the same run, and `resume` may
-    #: change them. Commands about a run that do not need such a group of a feature use its default option.
+    #: change them. Commands about a run use such a group's default option if they do not need the group.
     ignored_keys: Sequence[str] = ()
-    #: How other tools call its keys: by the words to type, with `{}` for the value, their names with spaces between
-    #: them, in lower case, without `_` and `-`.
+    #: Other tools' names of its keys. The key is the words to type, with `{}` for the value. The value is the names,
+    #: separated by spaces, in lower case, without `_` and `-`.
     key_names: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
-    #: Where its rules stand among those of the core (`config/plan.py`) and of other features: the smallest first, then
-    #: by name. Of several rules that apply to a plan, the first is told.
+    #: The place of its rules among the core's (`config/plan.py`) and other features' rules: the smallest first, then
+    #: by name. If several rules apply to a plan, the first one is reported.
     rules_place: int = 100
-    #: What checks in the launcher whether a plan can work in this place, as "module:NAME" of a function that takes the
-    #: plan. It raises ConfigError if not. No TensorFlow.
+    #: A check in the launcher whether a plan can work on this machine: "module:NAME" of a function that takes the plan
+    #: and raises ConfigError if not. No TensorFlow.
     check: str = ""
-    #: Words that keys can have in place of a value. Without the feature they are refused.
+    #: Words that keys can have instead of a value. Without the feature they are refused.
     placeholders: Sequence[Placeholder] = ()
-    #: What checks a config with placeholders, as "module:NAME" of a function that takes the plan. It returns the plan
-    #: with values in their places, with which the rest is checked. It raises ConfigError if no value can be found.
+    #: A check of a config with placeholders: "module:NAME" of a function that takes the plan. It returns the plan with
+    #: values instead of placeholders, for all other checks. It raises ConfigError if there are no values.
     fill_in: str = ""
-    #: What comes before a run that trains, such as other runs that find the values of placeholders, as "module:NAME" of
-    #: a function. It takes the `PreparedRun`, a function that launches another run and returns its `Outcome`, and the
-    #: `StopRequest` of the command. It returns the run, whose config it may change; or an `Outcome`, which ends the
-    #: command without a run. A ConfigError refuses the run; the run goes on after another error. No TensorFlow.
+    #: Work before a run that trains, such as other runs that find the values of placeholders: "module:NAME" of a
+    #: function. It takes the `PreparedRun`, a function that launches another run and returns its `Outcome`, and the
+    #: command's `StopRequest`. It returns the run, whose config it may change, or an `Outcome`, which ends the command
+    #: without a run. A ConfigError refuses the run; after any other error the run continues. No TensorFlow.
     before_run: str = ""
     #: Modules that define the kinds of its events.
     events: Sequence[str] = ()
     untrained_runs: UntrainedRuns | None = None
-    #: Names of tables that it writes at the top of a run's folder, and that are artifacts of the run. Pictures of them
-    #: have the same names with another suffix.
+    #: Names of tables that it writes at the top of a run's folder, and that become artifacts. Pictures of them have the
+    #: same names with another suffix.
     run_files: Sequence[str] = ()
     #: Other files that it writes at the top of a run's folder, as patterns of names.
     other_files: Sequence[str] = ()
-    #: What checks a job of a sweep, as "module:NAME" of a function that takes the composed keys of the feature's group.
-    #: It raises ConfigError if no job can have them.
+    #: A check of a sweep's job: "module:NAME" of a function that takes the composed keys of the feature's group. It
+    #: raises ConfigError if a job cannot have them.
     check_job: str = ""
-    #: What a command does after the end of its run, as "module:NAME of an EndTask"; see `launcher/run_end.py`.
+    #: Work after the end of a command's run, as "module:NAME of an EndTask"; see `launcher/run_end.py`.
     end_task: str = ""
-    #: What follows a command, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
+    #: Its hook in the launcher, as "module:NAME of a LauncherHook"; see `interfaces/hooks.py`. No TensorFlow.
     launcher: str = ""
-    #: What it does in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
+    #: Its hook in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
     #: Its sections of the report of a test, as "module:NAME" of a function that takes `KeptPredictions` and returns
     #: `ReportSection`s; see `interfaces/hooks.py`. No TensorFlow.
@@ -149,16 +149,18 @@ class Feature:
     #: Returns whether a plan uses the feature. If not, its hooks, checks, end task and sections are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
-    #: Other features that it imports. Without them, it is skipped.
+    #: Other features that it imports. If one is missing, this feature is skipped.
     needs: Sequence[str] = ()
 
     @property
     def config_group(self) -> str:
-        """The config group that its keys are in."""
+        """The config group that contains its keys."""
         return self.group or self.name
 
     def is_used_by(self, plan: Plan) -> bool:
-        """Returns whether a plan uses the feature. If it cannot say so, this is told, and it is not used."""
+        """Returns whether a plan uses the feature. If `is_used` fails, a message reports it, and the feature is not
+        used.
+        """
         try:
             return bool(self.is_used(plan))
         except Exception as error:  # the code of another package
@@ -168,12 +170,12 @@ class Feature:
 
 @cache
 def list_features() -> Mapping[str, Feature]:
-    """Returns the features by their names: each after those that it needs, otherwise in alphabetical order.
+    """Returns the features by name. Each comes after the features that it needs; otherwise the order is alphabetical.
 
-    Those of other packages come last: what scaleflow has already, they cannot replace.
+    Features of other packages come last: they cannot replace anything of scaleflow.
 
-    A feature that cannot be used is named on standard error and skipped: it cannot be imported, a field has a mistake,
-    another feature has one of its keys, or it needs a feature which is not there.
+    A feature is skipped with a message on standard error if it cannot be imported, if a field is invalid, if another
+    feature has one of its keys, or if it needs a missing feature.
 
     Raises:
         ConfigError: if two features have the same name.
@@ -208,7 +210,9 @@ def list_features() -> Mapping[str, Feature]:
 
 
 def list_declarations() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
-    """Yields for each feature its place, for messages, whether another package has it, and what imports it."""
+    """Yields for each feature its source for messages, whether it is from another package, and a
+    function to import it.
+    """
     for path in sorted(FOLDER.glob("*/feature.py")):
         name = path.parent.name
         yield name, False, partial(import_named, f"scaleflow.features.{name}.feature:FEATURE")
@@ -217,7 +221,7 @@ def list_declarations() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
 
 
 def find_taken_key(feature: Feature, others: Iterable[Feature]) -> str:
-    """Returns which other feature has a key of this one; "" if none has."""
+    """Describes which other feature has a key of this one; "" if there is no conflict."""
     for other in others:
         if feature.section is None or other.section is None or feature.config_group != other.config_group:
             continue
@@ -229,7 +233,7 @@ def find_taken_key(feature: Feature, others: Iterable[Feature]) -> str:
 
 
 def order_by_needs(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features, each after those that it needs, without those that lack one."""
+    """Returns the features, each after those that it needs. Skips features whose needs are missing."""
     ordered: dict[str, Feature] = {}
     waiting = dict(features)
     while True:
@@ -254,19 +258,19 @@ def skip_feature(source: str, why: str) -> None:
 
 @cache
 def tell_problem(name: str, problem: str) -> None:
-    """Says once on standard error what does not work in a feature."""
+    """Reports once on standard error what does not work in a feature."""
     print(f"scaleflow: the feature {name}: {problem}", file=sys.stderr)
 
 
 def import_named(place: str) -> Any:
-    """Returns what "module:NAME" names."""
+    """Imports and returns the object that "module:NAME" names."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 @cache
 def list_sections() -> Mapping[str, Sequence[type]]:
-    """Returns the dataclasses with keys of features, by the config group that the keys are in."""
+    """Returns the dataclasses with keys of features, by config group."""
     sections: dict[str, list[type]] = {}
     for feature in list_features().values():
         if feature.section is not None:
@@ -279,12 +283,12 @@ def list_placeholders() -> list[Placeholder]:
 
 
 def find_placeholders(config: Mapping[str, Any]) -> list[Placeholder]:
-    """Returns the placeholders that a config has."""
+    """Returns the placeholders in a config."""
     return [placeholder for placeholder in list_placeholders() if placeholder.is_in(config)]
 
 
 def find_untrained_runs(params: Mapping[str, Any]) -> UntrainedRuns | None:
-    """Returns the kind of untrained runs that a run with these params is of; None if it trains a model."""
+    """Returns the kind of untrained run that has these params; None if the run trains a model."""
     for feature in list_features().values():
         runs = feature.untrained_runs
         if runs is not None and runs.param in params:
@@ -294,7 +298,7 @@ def find_untrained_runs(params: Mapping[str, Any]) -> UntrainedRuns | None:
 
 @cache
 def import_feature_events() -> None:
-    """Imports the modules that define the events of features, which makes their kinds known."""
+    """Imports the modules that define features' events, which registers their kinds."""
     for feature in list_features().values():
         for module in feature.events:
             try:
@@ -313,7 +317,7 @@ def list_run_files() -> list[str]:
 
 
 def list_compared_models() -> Mapping[str, str]:
-    """Returns what features fit to the rows of a run to compare its model with: what it is, by its name in metrics."""
+    """Returns the models that features fit for comparison with a run's model: their descriptions by name in metrics."""
     models: dict[str, str] = {}
     for feature in list_features().values():
         models |= feature.compared_models
@@ -334,7 +338,7 @@ def list_default_options() -> dict[str, str]:
 
 
 def list_conf_folders() -> list[Path]:
-    """Returns the folders with scaleflow's config options: its own, and those of features."""
+    """Returns the folders with config options: scaleflow's own, and those that features have."""
     folders = [FOLDER.parent / "conf"]
     for feature in list_features().values():
         if feature.conf:
@@ -343,6 +347,6 @@ def list_conf_folders() -> list[Path]:
 
 
 def list_option_files(group: str) -> list[Path]:
-    """Returns the YAML files of a config group, those of features included, in the order of the options' names."""
+    """Returns the YAML files of a config group, including features' files, in the order of the options' names."""
     files = [path for folder in list_conf_folders() for path in (folder / group).glob("*.yaml")]
     return sorted(files, key=lambda path: path.stem)

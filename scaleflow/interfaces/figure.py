@@ -1,4 +1,4 @@
-"""A measured value with its interval, and how it is written."""
+"""A measured value with its interval, and its text form."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from scaleflow.interfaces.formatting import format_number
 
 
 class Figure(NamedTuple):
-    """A value, and the ends of its 95 % interval; NaN if there are none."""
+    """A value and the bounds of its 95 % interval; NaN without an interval."""
 
     value: float
     low: float = math.nan

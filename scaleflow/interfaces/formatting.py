@@ -1,4 +1,4 @@
-"""Formats numbers and durations for people: lines of the terminal, tables and notes; and values as CSV and JSON."""
+"""Formats numbers and durations for people (lines of the terminal, tables and notes), and values as CSV and JSON."""
 
 import csv
 import io
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-#: The beginning of the head of every HTML page, by which a page of scaleflow's is known.
+#: The start of the head of every HTML page, which identifies scaleflow's pages.
 GENERATOR = '<meta charset="utf-8"><meta name="generator" content="scaleflow">'
 
-#: The most names in a message.
+#: Maximum number of names in a message.
 MAX_NAMED = 3
 
-#: The units in which durations are typed, in seconds.
+#: The units of durations that users type, in seconds.
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -30,9 +30,9 @@ def format_number(value: float) -> str:
 
 
 def format_with_interval(values: Mapping[str, float], name: str, more: str = "") -> str:
-    """Formats a metric with its 95 % interval, if that is among the values: `0.9805 (0.967 to 0.99)`.
+    """Formats a metric with its 95 % interval, if the values contain it: `0.9805 (0.967 to 0.99)`.
 
-    `more` is said in the same brackets.
+    `more` is added within the parentheses.
     """
     low, high = (values.get(f"{name}{end}") for end in ("_low", "_high"))
     interval = "" if low is None or high is None else f"{low:.3g} to {high:.3g}"
@@ -51,20 +51,21 @@ def format_duration(seconds: float) -> str:
 
 
 def format_elapsed(seconds: float) -> str:
-    """Formats the time that something takes, as `0.4 s`, `12 s` or `4 min 10 s`."""
+    """Formats an elapsed time as `0.4 s`, `12 s` or `4 min 10 s`."""
     return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)
 
 
 def join_first(words: Sequence[str], most: int = MAX_NAMED, count: int | None = None, between: str = ", ") -> str:
-    """Joins the first words, at most `most`, and says how many more there are; `count` words exist, if not all are
-    given.
+    """Joins the first `most` words, and adds the number of the others.
+
+    `count` is the number of existing words, if `words` does not contain all of them.
     """
     left = (len(words) if count is None else count) - most
     return between.join(words[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 class Readable:
-    """Prints as rows of (label, value), and is a table in a notebook."""
+    """Prints as rows of (label, value), and shows as a table in a notebook."""
 
     def list_rows(self) -> Sequence[tuple[str, str]]:
         raise NotImplementedError
@@ -82,12 +83,14 @@ class Readable:
         return f"<table>{''.join(cells)}</table>"
 
 
-#: The values of single steps that are reported beside the metrics, and their titles.
+#: Values of single steps, which are reported with the metrics, and their titles.
 OF_STEPS = {"train/learning_rate": "learning rate", "train/gradient_norm": "gradient norm"}
 
 
 def list_metric_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns rows of the metrics of the test, without one of the validation, else of the training; with intervals."""
+    """Returns rows with the metrics of the test and their intervals; without a test, of validation,
+    else of training.
+    """
     for split in ("test/", "val/", "train/"):
         ends = {f"{name}{end}" for name in values for end in ("_low", "_high")}
         names = [name for name in values if name.startswith(split) and name not in ends and name not in OF_STEPS]
@@ -104,7 +107,7 @@ def format_csv(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Returns a value with null in place of numbers that JSON does not have."""
+    """Returns a value with null instead of numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

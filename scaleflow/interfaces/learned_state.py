@@ -1,4 +1,7 @@
-"""What a run learned from its data before training: one record, written once, which later commands read."""
+"""The learned state of a run: the facts that it learned from its data before training, in one record.
+
+It is written once, and later commands read it.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,42 @@ from typing import Any
 
 from scaleflow.interfaces.data import ANSWERS, Inputs, InputStructure, Outputs, OutputStructure, map_named, name_leaves
 
-#: The files of the record, in a run's folder, in each checkpoint and beside the Keras file in each exported model.
+#: The files of the record, in a run's folder, in each checkpoint and next to the Keras file in each exported model.
 LEARNED_FILES = LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_state.npz"
 
-#: The version of the record. A reader refuses newer ones.
+#: The version of the record. A newer version is an error.
 FORMAT = 1
 
-#: A message names at most this many new words or classes.
+#: Maximum number of new words or classes in a message.
 NAMED = 5
 
 
 @dataclass(frozen=True)
 class LearnedPreprocessing:
-    """What a `Preprocessing` learned."""
+    """The learned state of a `Preprocessing`."""
 
     path: str  # the dotted name of its class
-    options: Mapping[str, Any]  # its attributes, as JSON holds them
-    learned: Any  # what its method `learn` returned, as JSON holds it
+    options: Mapping[str, Any]  # its attributes as JSON values
+    learned: Any  # the result of its method `learn` as a JSON value
 
 
 @dataclass(frozen=True)
 class LearnedState:
-    """What a run learned from its data before training.
+    """Facts that a run learned from its data before training.
 
     Attributes:
-        inputs: of the source, before the preprocessing.
-        outputs: of the source: kinds, names of classes in their order, scales of targets.
-        preprocessing: by the name of an input.
+        inputs: the source's inputs, before preprocessing.
+        outputs: the source's outputs: kinds, names of classes in order, scales of targets.
+        preprocessing: the learned preprocessing, by input name.
         source: the dotted name of the source's class.
-        reading: how the source read its files, as its attribute `reading` says: for a table the kinds of its columns,
-            the delimiter and so on.
-        splits: by name, the number of examples and the digest of each split.
+        reading: how the source read its files, from its attribute `reading`: for a table the kinds of its columns, the
+            delimiter and so on.
+        splits: the number of examples and the digest of each split, by name.
         pictures: the names of inputs that are read from encoded pictures, such as JPEG files.
-        schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
-            histograms, as `dataset/schema.py` makes it; empty with `dataset.check=none`.
-        sizes: the model's arguments that can be `by_size`, as they were: layers of other sizes cannot be extended.
-        split: `dataset.split`, by which rows were divided.
+        schema: the properties of each column and target in a sample of the training split: kinds, ranges, categories,
+            histograms. `dataset/schema.py` makes it; empty with `dataset.check=none`.
+        sizes: the values of the model's arguments that can be `by_size`: layers of other sizes cannot be extended.
+        split: the rule `dataset.split` that divided the rows.
     """
 
     inputs: InputStructure
@@ -77,7 +80,7 @@ class LearnedState:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> LearnedState:
-        """Parses what `to_json` returned. Raises ValueError if it is something else, or of a newer version."""
+        """Parses a result of `to_json`. Raises ValueError if it is invalid or of a newer version."""
         try:
             if record["format"] > FORMAT:
                 raise ValueError(f"it has the format {record['format']}, and this version reads up to {FORMAT}")
@@ -99,16 +102,16 @@ class LearnedState:
 
 @dataclass(frozen=True)
 class EarlierState:
-    """What an earlier run learned, for a dataset that must not learn it anew.
+    """The learned state of an earlier run, for a dataset that must not learn anew.
 
     Attributes:
         state: the record of that run.
-        extends: whether new classes, words and columns are added to what is known, for fine-tuning; else data that the
-            record does not know is an error.
-        unknown_class: the target of an example whose class is not known, for outputs with one class for each example
-            of which none is ignored; None: such an example is an error.
-        counts_words: whether new words and missing values are counted in a note and not added to what is known, since
-            the model could not tell them apart.
+        extends: whether new classes, words and columns extend the known ones, for fine-tuning. Otherwise data that is
+            not in the record is an error.
+        unknown_class: the target of an example whose class is unknown, for outputs with one class per example and no
+            ignored class. None: such an example is an error.
+        counts_words: whether new words and missing values are only counted in a note, because the model could not
+            distinguish them.
     """
 
     state: LearnedState
@@ -122,13 +125,13 @@ class EarlierState:
         if outputs is None:
             return None
         own: Mapping[str, Any] = dict.fromkeys(ANSWERS)
-        outputs = replace(outputs, calibration=None, **own)  # each model has its own
+        outputs = replace(outputs, calibration=None, **own)  # each model has its own values
         if not outputs.is_one_class or outputs.ignore is not None:
             return outputs
         return replace(outputs, ignore=self.unknown_class)
 
     def take_answers(self, outputs: OutputStructure) -> OutputStructure:
-        """Returns outputs with what of them belongs to the earlier run's model."""
+        """Returns outputs with the fields that belong to the earlier run's model (`ANSWERS`)."""
         before: Mapping[str, Outputs] = name_leaves(self.state.outputs)
 
         def take(name: str, each: Outputs) -> Outputs:
@@ -144,7 +147,7 @@ class EarlierState:
 
 
 def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:
-    """Returns outputs with the names of further classes after the known ones; two classes may so become several."""
+    """Returns outputs with new class names after the known ones. Two classes may become several."""
     known = outputs.names or ()
     new = [name for name in found if name not in known]
     if not new:
@@ -153,7 +156,9 @@ def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:
 
 
 def describe_extension(old: LearnedPreprocessing, learned: Any) -> str:
-    """Describes what data adds to what a preprocessing had learned: `2 new words (a, b)`; empty if that is nothing."""
+    """Describes the data's additions to a learned preprocessing, such as `2 new words (a, b)`;
+    empty without additions.
+    """
     if not isinstance(learned, list):
         return "" if learned == old.learned else "missing values"
     noun = "category" if old.path.endswith(".Category") else "word"
@@ -175,7 +180,7 @@ def name_class(value: object) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a value after a round trip through JSON. Dataclasses become dicts; what JSON cannot hold, its `repr`."""
+    """Returns a value after a round trip through JSON. Dataclasses become dicts; other objects become their `repr`."""
 
     def convert(each: Any) -> Any:
         return asdict(each) if is_dataclass(each) and not isinstance(each, type) else repr(each)
@@ -184,7 +189,7 @@ def to_plain(value: Any) -> Any:
 
 
 def parse_leaves(entries: Sequence[Mapping[str, Any]], make: Callable[..., Any]) -> Any:
-    """Returns the structure whose leaves the entries describe; their names are keys joined with `/`."""
+    """Builds the structure of the leaves that the entries describe. Their names are keys joined with `/`."""
     structure: dict[str, Any] = {}
     for entry in entries:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
@@ -198,16 +203,16 @@ def parse_leaves(entries: Sequence[Mapping[str, Any]], make: Callable[..., Any])
 
 @dataclass(frozen=True)
 class LearnedChanges:
-    """What two runs learned."""
+    """The differences between the learned states of two runs."""
 
-    old: LearnedState  # by the run whose weights are taken
-    new: LearnedState  # by the run that begins with them
-    is_anew: bool  # whether the new run learned everything itself; else it kept or extended what the old one learned
-    maps_rows: bool  # whether it is known which rows of the weights belong to a word: in scaleflow's own models
+    old: LearnedState  # of the run whose weights are loaded
+    new: LearnedState  # of the run that starts with these weights
+    is_anew: bool  # whether the new run learned everything itself; otherwise it kept or extended the old state
+    maps_rows: bool  # whether it is known which rows of the weights belong to a word, as in scaleflow's own models
 
     @cached_property
     def other_inputs(self) -> Collection[str]:
-        """The names of the inputs whose features mean something else than in the old run."""
+        """The names of inputs whose features have another meaning than in the old run."""
         before = self.old.preprocessing
         after = self.new.preprocessing
 
@@ -222,29 +227,29 @@ class LearnedChanges:
 
     @cached_property
     def grown_inputs(self) -> Collection[str]:
-        """The names of the inputs whose features may have new entries after the old ones."""
+        """The names of inputs whose features may have new entries after the old ones."""
         return {name for name in self.new.preprocessing if name in self.old.preprocessing} - set(self.other_inputs)
 
     def find_old(self, name: str) -> Outputs | None:
-        """Returns the old run's description of an output; None if it had none, or its target was another column."""
+        """Returns the old run's description of an output; None if it had no such output, or another target column."""
         is_same = self.old.reading.get("target") == self.new.reading.get("target")
         found: Outputs | None = name_leaves(self.old.outputs).get(name)
         return found if is_same else None
 
     @cached_property
     def other_outputs(self) -> Collection[str]:
-        """The names of the outputs that are not those of the old run."""
+        """The names of outputs that differ from the old run's outputs."""
         outputs = name_leaves(self.new.outputs)
         return {name for name, each in outputs.items() if not is_same_output(self.find_old(name), each)}
 
     @property
     def is_other(self) -> bool:
-        """Whether inputs or outputs are not those of the old run, or mean something else."""
+        """Whether inputs or outputs differ from the old run, in name or meaning."""
         names = (set(name_leaves(each.inputs)) for each in (self.old, self.new))
         return len(set(map(frozenset, names))) > 1 or bool(self.other_inputs or self.other_outputs)
 
     def describe(self) -> str:
-        """Describes the differences for a message; empty if there are none."""
+        """Describes the differences for a message; empty if there are no differences."""
         return "; ".join((*self._describe_inputs(), *self._describe_outputs()))
 
     def _describe_inputs(self) -> Iterator[str]:

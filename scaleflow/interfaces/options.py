@@ -1,6 +1,6 @@
-"""Checks the options of datasets and models by the annotations of the parameters that take them.
+"""Checks the options of datasets and models against the annotations of their parameters.
 
-An annotation that says nothing about the values, such as `str`, accepts any.
+An annotation without checks, such as `str`, accepts any value.
 """
 
 import functools
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Check(NamedTuple):
-    """What a value may be, and how a message says it."""
+    """A test of a value, and a description of valid values for a message."""
 
     is_valid: Callable[[Any], bool]
     expected: str
@@ -43,12 +43,12 @@ def check_options(group: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def to_list(value: Any) -> list[Any]:
-    """Returns an option of one name or number, or of several, as a list."""
+    """Returns an option as a list. It may be one name or number, or several."""
     return [value] if isinstance(value, str | int) else list(value)
 
 
 def check_option(value: Any, hint: Any, key: str) -> None:
-    """Raises ConfigError, which names the key, if a value is not what an annotation says."""
+    """Raises ConfigError, which names the key, if a value does not fit an annotation."""
     if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
         if value is None:
             return
@@ -65,7 +65,7 @@ def find_checks(hint: Any) -> Sequence[Check]:
         return [Check(lambda value: value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}")]
     if hint is bool:
         return [Check(lambda value: isinstance(value, bool), "true or false")]
-    return [each for each in get_args(hint) if isinstance(each, Check)]  # of `Annotated`
+    return [each for each in get_args(hint) if isinstance(each, Check)]  # from `Annotated`
 
 
 def is_integer(value: Any) -> bool:

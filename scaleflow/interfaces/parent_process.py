@@ -1,4 +1,4 @@
-"""Ties the life of a process to that of the process that started it."""
+"""Ends a process when its parent process ends."""
 
 import ctypes
 import sys

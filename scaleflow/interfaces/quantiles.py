@@ -1,11 +1,11 @@
-"""Quantiles of weighted values, which NumPy has since 2.0 only, and the loss of predicted quantiles."""
+"""Computes quantiles of weighted values, which NumPy has only since 2.0, and the loss of predicted quantiles."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def weighted_quantiles(values: Any, quantiles: Sequence[float], weights: Any) -> Any:
-    """Returns, for each quantile, the least value that at least this share of the weights does not exceed.
+    """Returns, for each quantile, the smallest value that at least this share of the weights does not exceed.
 
     Args:
         values: a NumPy array of numbers [n], at least one.
@@ -21,11 +21,11 @@ def weighted_quantiles(values: Any, quantiles: Sequence[float], weights: Any) ->
 
 
 def average_pinball_losses(targets: Any, quantiles: Any, levels: Any) -> Any:
-    """Returns the mean over the levels of the pinball loss of each target, [...], from NumPy arrays.
+    """Returns the pinball loss of each target, averaged over the levels, [...], from NumPy arrays.
 
     Args:
         targets: [...].
-        quantiles: [..., levels], or what broadcasts to that.
+        quantiles: [..., levels], or an array that broadcasts to that.
         levels: an array of shares.
     """
     errors = targets[..., None] - quantiles

@@ -1,4 +1,4 @@
-"""How the tokens of a generated text are drawn."""
+"""The options for drawing the tokens of a generated text."""
 
 import math
 from collections.abc import Callable
@@ -9,17 +9,20 @@ from scaleflow.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of a generated text are drawn."""
+    """The options for drawing the tokens of a generated text."""
 
-    tokens: int = 100  # how many are drawn. At least 1.
-    #: Divides the logits. 0 takes the most probable token each time; 1 draws as the model predicts.
+    tokens: int = 100  # the number of tokens. At least 1.
+    #: Divides the logits. 0 always takes the most probable token; 1 draws from the model's distribution.
     temperature: float = 1.0
-    top_k: int | None = None  # draws among this many of the most probable tokens. At least 1. None: among all.
-    top_p: float = 1.0  # draws among the most probable tokens that together have this probability. Above 0, at most 1.
+    top_k: int | None = None  # draws only from this many of the most probable tokens. At least 1. None: from all.
+    #: draws only from the most probable tokens that together have this probability. Above 0, at most 1.
+    top_p: float = 1.0
     seed: int = 0  # the same seed draws the same tokens. At least 0.
 
     def check(self, name: Callable[[str], str] = "{}=".format) -> None:
-        """Raises ConfigError if a value is out of its range; `name` begins the message with the name of a value."""
+        """Raises ConfigError if a value is out of range. `name` formats the name of the value at the start of the
+        message.
+        """
         whole = "expected a whole number, at least"
         number = "expected a number"
         for key, value, least, rule in (

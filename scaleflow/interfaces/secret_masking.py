@@ -2,10 +2,10 @@
 
 A value is a secret because of its key (`password`, `hf_token`, `api_key`), its source (`${secret:NAME}`,
 `${oc.env:NAME}`, or any environment variable with such a name), its position (the credentials in a URI), or its format
-(tokens of well-known services). Once a value is known to be a secret, it is masked wherever it occurs.
+(tokens of well-known services). A known secret is masked wherever it occurs.
 
-In code and in files of settings the text keeps its lines and its quotes, so that a masked module can be imported, and a
-masked patch be applied. Some files are secrets as a whole.
+In code and in settings files the text keeps its lines and its quotes, so that a masked module can be imported, and a
+masked patch can be applied. Some files are secret as a whole.
 """
 
 import functools
@@ -27,7 +27,7 @@ SECRET_WORDS = (
 )
 _SECRET_KEY = re.compile(rf"(?:^|[_\W])(?P<word>{SECRET_WORDS})s?$", re.I)
 
-#: Keys of text tokens, and of their counts, which are no secrets.
+#: Keys about text tokens and their counts, which are not secrets.
 _OF_TEXT = re.compile(
     r"(?:^|[_\W])(?:oov|pad|padding|mask|unk|unknown|bos|eos|cls|sep|start|end|special|stop|max|min|num|n|vocab)"
     r"_?tokens?$",
@@ -56,7 +56,7 @@ _LOOKS = re.compile(
     r"|https://hooks\.slack\.com/[\w/-]+|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)",
     re.S,
 )
-#: A random string. A value of the key `key` is a secret only if it matches, since `key` may also name a column.
+#: A random string. A value of a key named `key` is a secret only if it matches, since `key` may also be a column.
 _RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9_+=-]{20,}")
 #: An interpolation that reads an environment variable.
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*(?P<way>secret|oc\.env)\s*:\s*(?P<name>\w+)\s*(?:,(?P<default>[^}]*))?\}")
@@ -69,7 +69,9 @@ _known: set[str] = set()
 
 
 def is_secret(key: str, value: object = "") -> bool:
-    """Tells whether a key's value is a secret: for `api_key` and `dbPassword`, not for `max_tokens` or `key_dim`."""
+    """Returns whether a key's value is a secret: true for `api_key` and `dbPassword`, not for `max_tokens` or
+    `key_dim`.
+    """
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
     match = _SECRET_KEY.search(key)
     if match is None:
@@ -82,7 +84,7 @@ def is_secret(key: str, value: object = "") -> bool:
 
 
 def remember_secrets(values: Iterable[str]) -> None:
-    """Has this process mask values from now on wherever they occur, except short strings and numbers."""
+    """Makes this process mask values wherever they occur from now on, except short strings and numbers."""
     new = {value for value in values if len(value) >= SHORTEST and not _NUMBER.fullmatch(value) and value != MASK}
     if not new <= _known:
         _known.update(new)
@@ -90,14 +92,14 @@ def remember_secrets(values: Iterable[str]) -> None:
 
 
 def find_known_secrets(text: str) -> list[str]:
-    """Returns the known secrets in a JSON text, for the process that receives it. Never write the result to a file."""
+    """Returns the known secrets in a JSON text, for the process that receives the text. Never write them to a file."""
     return sorted(value for value in _known if json.dumps(value)[1:-1] in text)
 
 
 def find_secrets(raw: Any, plain: Any, key: str = "") -> Iterator[str]:
-    """Yields the secrets in a config: `raw` with its interpolations, `plain` resolved, both as plain containers.
+    """Yields the secrets in a config: `raw` has its interpolations, `plain` is resolved, both as plain containers.
 
-    `key` is the last part of the key of this value.
+    `key` is the last part of this value's key.
     """
     if isinstance(plain, Mapping):
         for name, value in plain.items():
@@ -122,7 +124,7 @@ def find_secrets_in_text(raw: str, plain: str) -> Iterator[str]:
 
 
 def reads_secret(text: str) -> bool:
-    """Tells whether an interpolation reads a secret from the environment."""
+    """Returns whether an interpolation reads a secret from the environment."""
     return any(each["way"] == "secret" or is_secret(each["name"]) for each in _FROM_ENVIRONMENT.finditer(text))
 
 
@@ -153,7 +155,7 @@ def is_path(text: str) -> bool:
 
 
 def resolve_secret(name: str) -> str:
-    """Resolves `${secret:NAME}` to an environment variable, whose value is masked from now on."""
+    """Resolves `${secret:NAME}` to an environment variable. Its value is masked from now on."""
     if name not in os.environ:
         raise KeyError(f"the environment variable {name} is not set")
     remember_secrets([os.environ[name]])
@@ -179,13 +181,13 @@ def mask_secrets(value: Any, key: str = "") -> Any:
 
 
 def is_interpolation(value: object) -> bool:
-    """Tells whether a value only refers to an environment variable; it stays readable, so that it can be resolved."""
+    """Returns whether a value only refers to an environment variable. It stays readable, so that it can be resolved."""
     match = _FROM_ENVIRONMENT.fullmatch(value) if isinstance(value, str) else None
     return match is not None and match["default"] is None
 
 
 def mask_text(text: str) -> str:
-    """Masks the known secrets in a text, and those that it shows by their position or format."""
+    """Masks known secrets in a text, and secrets that are recognizable by position or format."""
     if known := _compile_known():
         text = known.sub(MASK, text)
     text = _USER_IN_URI.sub(rf"\g<scheme>{MASK}@", text)
@@ -217,7 +219,9 @@ def _mask_default(match: re.Match[str]) -> str:
 
 @functools.cache
 def _compile_known() -> re.Pattern[str] | None:
-    """Returns a pattern of all known secrets, also as escaped by JSON, Python or a URI, and of their single lines."""
+    """Returns a pattern of all known secrets and their single lines, also in the escaped forms of JSON, Python and
+    URIs.
+    """
     forms: set[str] = set()
     for value in _known:
         lines = [line for line in value.splitlines() if len(line) >= SHORTEST_OF_ENVIRONMENT]
@@ -227,7 +231,7 @@ def _compile_known() -> re.Pattern[str] | None:
 
 
 class MaskedStream:
-    """A stream that masks secrets in each piece of text that is written to it."""
+    """A stream that masks secrets in each piece of text written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -253,7 +257,7 @@ SECRET_FILES = (
 )
 _SECRET_FILE = re.compile(rf"(?!.*\.py$)(?:{'|'.join(map(translate, SECRET_FILES))})")
 
-#: The ends of the names of files in which a line can be `password: sesame`.
+#: Suffixes of files that may have lines such as `password: sesame`.
 SETTINGS = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".toml", ".properties", ".txt", ".sh", ".md")
 
 _KEY = rf"(?P<key>(?<![\w.-])[\w.-]*(?:{SECRET_WORDS})s?)"
@@ -272,17 +276,17 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-
 
 
 def is_secret_file(path: str) -> bool:
-    """Whether a file looks by its name as if it held secrets."""
+    """Whether a file's name suggests that it contains secrets."""
     return _SECRET_FILE.match(path.rpartition("/")[2].lower()) is not None
 
 
 def mask_code(text: str, path: str) -> str:
-    """Masks the secrets in the text of a file, which keeps its number of lines."""
+    """Masks the secrets in the text of a file. The number of lines stays the same."""
     return "\n".join(mask_lines(text.split("\n"), path))
 
 
 def mask_lines(lines: Sequence[str], path: str) -> list[str]:
-    """Masks the secrets in the lines of a file; returns as many lines."""
+    """Masks the secrets in the lines of a file. Returns the same number of lines."""
     text = "\n".join(lines)
     text = _PRIVATE_KEY.sub(lambda match: MASK + "\n" * match[0].count("\n"), text)
     text = _IN_CALL.sub(_mask_literal, _IN_CODE.sub(_mask_literal, text))

@@ -1,7 +1,7 @@
-"""What a command says of itself so that it can be a stage of a pipeline.
+"""Describes commands that can be stages of a pipeline.
 
 A feature names each of its stages as "module:NAME" in `Feature.stages`. NAME is a `StageCommand`, or an object of a
-subclass if the keys of the stage are not all that its words are made of, or its answer not all of its outputs.
+subclass if the command's words need more than the stage's keys, or its outputs more than its answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,42 +9,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Stands for an output that does not exist yet, where keys are checked before any stage has run.
+#: A stand-in for an output that does not exist yet, to check keys before any stage has run.
 UNKNOWN = "value-not-known-yet"
 
 #: The keys that every stage may have.
 COMMON_KEYS = ("command", "after", "when", "foreach")
 
-#: The outputs of the stages that have a run of their own, and of those that are about one.
+#: The outputs of stages that have their own run, or that are about a run.
 OF_A_RUN = ("run_id", "model", "metrics", "folder")
 
-#: Values of options with a dash in the flag.
+#: The allowed values of an option of the command.
 Choices = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageCommand:
-    """A command that a stage can be.
+    """A command that can be a stage.
 
-    The methods take the stage's keys as `values`, without interpolations, and its own folder.
+    The methods take the stage's keys as `values`, without interpolations, and the stage's folder.
     """
 
-    name: str  # as it is typed after `scaleflow`
-    composes: bool = False  # whether its overrides are those of a new run, after the pipeline's own
-    work: str = ""  # what a command that composes does in place of a run of its own, such as `data checks`
-    takes_run: bool = False  # whether it is about a tracked run, its key `run`
-    #: Its options, as keys of the stage with `_` for `-`; each with the values that it takes, () for any
+    name: str  # the word after `scaleflow`
+    composes: bool = False  # whether it composes a new run from overrides, which follow the pipeline's own
+    work: str = ""  # the work of a composing command without its own run, such as `data checks`
+    takes_run: bool = False  # whether it is about a tracked run, which the key `run` names
+    #: Its options, as keys of the stage with `_` instead of `-`, each with its allowed values; () allows any
     flags: Mapping[str, Choices] = field(default_factory=dict)
-    required: Sequence[str] = ()  # the keys that it cannot do without
-    data_flags: Sequence[str] = ()  # the options that are files of data: with other content, the stage runs again
-    writes_data: bool = False  # whether it may write data that stages after it read
-    files: Sequence[str] = ()  # names of files in the stage's folder that its run in the store gets
+    required: Sequence[str] = ()  # the required keys
+    data_flags: Sequence[str] = ()  # options that name data files: if their content changes, the stage runs again
+    writes_data: bool = False  # whether it may write data that later stages read
+    files: Sequence[str] = ()  # names of files in the stage's folder to log with its run in the store
     outputs: Sequence[str] = OF_A_RUN
-    good: Sequence[int] = (0,)  # the exit codes after which the stage has finished
+    good: Sequence[int] = (0,)  # the exit codes that mean success
 
     @property
     def has_own_run(self) -> bool:
-        """Whether the command itself records a run, as a training and a sweep do."""
+        """Whether the command itself records a run, as a training or a sweep does."""
         return self.composes and not self.work
 
     @property
@@ -62,9 +62,9 @@ class StageCommand:
         return [*keys, *self.flags]
 
     def check(self, values: Mapping[str, Any], config_dirs: Sequence[str]) -> None:
-        """Checks the keys before any stage has run, with stand-ins for outputs.
+        """Checks the keys before any stage has run. Outputs are replaced by stand-ins.
 
-        Raises ConfigError if it cannot work.
+        Raises ConfigError if the stage cannot work.
         """
 
     def make_words(self, values: Mapping[str, Any], folder: Path, config_dirs: Sequence[str]) -> list[str]:
@@ -73,7 +73,7 @@ class StageCommand:
         if self.takes_run:
             words.append(str(values["run"]))
         words += [str(each) for each in values.get("overrides") or ()]
-        if self.composes or "trust" in self.flags:  # it imports code of the user's
+        if self.composes or "trust" in self.flags:  # it imports user code
             for path in config_dirs:
                 words += ["--config-dir", path]
         words += self.make_extra_words(values, folder)
@@ -87,28 +87,29 @@ class StageCommand:
         return words
 
     def make_extra_words(self, values: Mapping[str, Any], folder: Path) -> list[str]:
-        """Returns words that are no keys of the stage, such as where a file is written."""
+        """Returns words that do not come from keys of the stage, such as where to write a file."""
         return []
 
     def read_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Returns the outputs of a stage that has finished; `answer` is what the command says with `--json`."""
+        """Returns the outputs of a finished stage. `answer` is the command's `--json` object."""
         known = {**answer, "folder": str(folder), **self.read_extra_outputs(answer, values, folder)}
         return {key: known.get(key) for key in self.outputs}
 
     def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Returns the outputs that the answer does not have by their names."""
+        """Returns outputs that the answer does not contain under their names."""
         return {}
 
     def read_run(self, folder: Path) -> dict[str, Any]:
-        """Returns the outputs about the command's own run that the store may get later; {} if it has no run."""
+        """Returns outputs about the command's own run that the store may get later; {} if it has no run."""
         return {}
 
     def list_files(self, values: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
-        """Returns absolute paths: if one of these is gone later, the stage runs again. Raises ConfigError if one that
-        must exist does not.
+        """Returns absolute paths of files. If one of them is missing later, the stage runs again.
+
+        Raises ConfigError if a required file does not exist.
         """
         return []
 
     def summarize(self, outputs: Mapping[str, Any]) -> str:
-        """Returns the results of a stage that has finished in a few words; empty: its metrics are shown."""
+        """Returns the results of a finished stage in a few words; empty: its metrics are shown."""
         return ""

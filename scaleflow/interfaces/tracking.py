@@ -1,4 +1,4 @@
-"""How a run is recorded: the store that the launcher sends a run's events to."""
+"""Defines how a run is recorded: the store that receives a run's events from the launcher."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from scaleflow.interfaces.events import DatasetDescribed, Status
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric."""
+    """One value of a metric."""
 
     key: str  # the metric's name
     value: float
-    step: int  # the optimizer update, or for system metrics the measurement, that it belongs to
+    step: int  # the optimizer update; for system metrics, the number of the measurement
     time: int  # when it was measured, in milliseconds since the epoch
 
 
-#: The tag that identifies a run, set when it is created. A restarted or repeated command finds the run by it.
+#: The tag that identifies a run, set at its creation. A restarted or repeated command finds the run by it.
 IDENTITY = "scaleflow.id"
 
 
 class Tracker:
-    """One run in a store of runs. Every call can be repeated with the same arguments and then changes nothing.
+    """A run in a store. Every call can be repeated with the same arguments, and then changes nothing.
 
     Call `connect` first. All methods may raise the store's own errors; the recorder calls them again later. This class
     itself is `tracking=none`: it has no store, and ignores every call. config.yaml and events.jsonl hold the same data.
 
     Attributes:
-        adopted: the id of an existing run that `start` uses instead of creating one; None to create one.
+        adopted: the id of an existing run that `start` uses instead of creating one; None: create one.
         run_id: the run's id in the store; None before `start` or `adopt`, or without a store.
         uri: the store's address; None without a store.
-        experiment: the name of the experiment that the command asks for; None until `connect`, or without a store.
+        experiment: the experiment's name from the command; None until `connect`, or without a store.
         names_experiment: whether the config names an experiment other than the default.
-        follows: the id of an earlier run, such as the parent; `start` creates the run in the experiment of that run,
-            which may have another name by now. None: in the experiment of the name.
+        follows: the id of an earlier run, such as the parent. `start` creates the run in the experiment of that run,
+            which may have been renamed. None: in the experiment with the name `experiment`.
     """
 
     adopted: str | None = None
@@ -48,14 +48,14 @@ class Tracker:
 
     @property
     def model_uri(self) -> str | None:
-        """The URI of the model that was logged last; None if this object has logged none."""
+        """The URI of the model that was logged last; None if this object has logged no model."""
         return None
 
     def connect(self) -> None:
-        """Opens the store; creates no run.
+        """Opens the store. Does not create a run.
 
         Raises:
-            StoreUnreachable: if it does not answer now.
+            StoreUnreachable: if the store does not answer now.
             ConfigError: if it cannot be used.
         """
 
@@ -63,7 +63,7 @@ class Tracker:
         """Checks the experiment of a new run, without creating it. Raises ConfigError if it was deleted."""
 
     def adopt(self, run_id: str) -> None:
-        """Uses an existing run, and changes nothing in it. Raises ConfigError if the store has no such run."""
+        """Uses an existing run without changing it. Raises ConfigError if the store has no such run."""
 
     def reopen(self) -> None:
         """Marks the adopted run as running again."""
@@ -71,11 +71,11 @@ class Tracker:
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """Creates the run, unless one with the same `IDENTITY` exists, or uses the run `adopted`.
 
-        `IDENTITY` is among its tags. The command `began` at a time in milliseconds since the epoch.
+        The tags contain `IDENTITY`. `began` is when the command began, in milliseconds since the epoch.
         """
 
     def log_params(self, values: Mapping[str, str]) -> None:
-        """Logs parameters; those that the run has already stay as they are."""
+        """Logs parameters. Parameters that the run already has are not changed."""
 
     def log_metrics(self, points: Sequence[Point]) -> None:
         """Logs values of metrics."""
@@ -93,11 +93,11 @@ class Tracker:
         """Logs the dataset that an event describes as the run's input."""
 
     def log_model(self, path: Path, step: int) -> None:
-        """Logs a folder that a worker exported after the optimizer update `step` as the run's model."""
+        """Logs a folder as the run's model. A worker exported it after the optimizer update `step`."""
 
     def finish(self, status: Status, ended: int) -> None:
-        """Ends the run, which `ended` at a time in milliseconds since the epoch."""
+        """Ends the run. `ended` is the time of its end, in milliseconds since the epoch."""
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
-        """Returns lines (label, value) that show the user where to look at the run."""
+        """Returns rows of (label, value) that tell the user where to look at the run."""
         return ()

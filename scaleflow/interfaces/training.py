@@ -1,7 +1,7 @@
-"""What the worker's parts exchange: batches, the training step, snapshots and traces.
+"""The types that parts of the worker exchange: batches, the training step, snapshots and traces.
 
-A replica is one device's copy of the model. A step is one optimizer update. It is made of one global batch, which
-`Batching` divides into micro-batches. A function that is "traced" runs inside a `tf.function`.
+A replica is one device's copy of the model. A step is one optimizer update. It uses one global batch, which `Batching`
+divides into micro-batches. A "traced" function runs inside a `tf.function`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Workers(Protocol):
-    """The processes that take each step together, for decisions that must be the same in all of them.
+    """The processes that take each step together. Makes decisions that must be the same in all of them.
 
     Both methods are collective: every worker must make the same calls in the same order.
     """
 
     def from_chief(self, make: Callable[[], str]) -> str:
-        """Returns on every worker the text that `make` returns on the chief; only the chief calls `make`."""
+        """Returns on every worker the text that `make` returns on the chief. Only the chief calls `make`."""
 
     def all(self, found: bool) -> bool:
         """Returns whether `found` is true on every worker."""
@@ -30,7 +30,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Batching:
-    """How a global batch is divided into `replicas` x `accumulate` micro-batches."""
+    """The division of a global batch into `replicas` x `accumulate` micro-batches."""
 
     batch_size: int  # examples of one micro-batch
     accumulate: int  # micro-batches of one update on one replica
@@ -38,28 +38,28 @@ class Batching:
 
     @property
     def share(self) -> int:
-        """Examples of a global batch that one replica gets."""
+        """The number of examples of a global batch for one replica."""
         return self.batch_size * self.accumulate
 
     @property
     def global_size(self) -> int:
-        """Examples of a global batch."""
+        """The number of examples of a global batch."""
         return self.share * self.replicas
 
     def steps(self, examples: int) -> int:
-        """Returns the number of global batches of an epoch; a partial last one is padded, and counts."""
+        """Returns the number of global batches of an epoch. A partial last batch is padded, and counts."""
         return -(-examples // self.global_size)
 
 
 class Feed(Protocol):
-    """One split as the compiled loop reads it: from a position to a padded batch.
+    """A split as the compiled loop reads it: from a position to a padded batch.
 
-    A batch is a function of (epoch, step) only, so a global batch holds the same examples on any number of replicas.
+    A batch depends only on (epoch, step), so a global batch has the same examples on any number of replicas.
     """
 
     @property
     def examples(self) -> int:
-        """Examples of the split, without padding."""
+        """The number of examples of the split, without padding."""
 
     @property
     def batching(self) -> Batching:
@@ -75,21 +75,21 @@ class Feed(Protocol):
 
     @property
     def continues(self) -> bool:
-        """Whether each epoch goes on where the last one ended, so that what `open` returned can be read on."""
+        """Whether each epoch continues where the last one ended, so that the result of `open` can be read on."""
 
     def open(self, epoch: int, step: int) -> Any:
-        """Returns the argument from which the compiled function reads, from `step` of `epoch` on (both from 0)."""
+        """Returns the argument of the compiled function to read from `step` of `epoch` on (both from 0)."""
 
     def fetch(self, opened: Any) -> Any:
-        """Traced, outside the replicas: returns this step's argument for each replica, from what `open` returned."""
+        """Returns this step's argument for each replica, from the result of `open`. Traced, outside the replicas."""
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[Any, ...]:
-        """Traced, in a replica: reads one micro-batch.
+        """Reads one micro-batch. Traced, in a replica.
 
         Args:
-            fetched: what `fetch` returned for this replica.
+            fetched: the result of `fetch` for this replica.
             epoch, step: the position, int64 scalars from 0; `step` counts within the epoch.
             replica: the replica's index over all workers, an integer scalar.
             index: the micro-batch's index within the replica's share, an int64 scalar.
@@ -100,33 +100,33 @@ class Feed(Protocol):
         """
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask), and weights if
-        the source has some.
+        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask), and any
+        weights.
 
         The replicas' shares follow each other within a batch.
         """
 
 
 class IndexedFeed(Feed, Protocol):
-    """A feed of arrays whose order can be computed before the steps, as an XLA program of many steps needs it."""
+    """A feed of arrays whose order can be computed before the steps, for an XLA program of many steps."""
 
     def list_indices(self, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-        """Traced: returns the indices [steps x global batch] int32 of the examples from the epoch's step `first` on."""
+        """Returns the indices [steps x global batch] int32 of the examples from the epoch's step `first` on. Traced."""
 
     def with_indices(self, indices: tf.Tensor, first: tf.Tensor) -> Feed:
-        """Returns a feed that reads the examples at these indices, the first of which is of the step `first`."""
+        """Returns a feed that reads the examples at these indices. The first index belongs to the step `first`."""
 
 
 class CoordinatedFeed(Feed, Protocol):
-    """A feed for `parameter_server`: the coordinator sends portions of steps to workers, which run in any order."""
+    """A feed for `parameter_server`: the coordinator sends groups of steps to workers, which run in any order."""
 
     def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
-        """Returns what a worker needs for `steps` steps from the epoch's step `first` on. Call it in order of steps."""
+        """Returns a worker's argument for `steps` steps from the epoch's step `first` on. Call it in order of steps."""
 
 
 @dataclass(frozen=True)
 class FreezePhase:
-    """What trains from an epoch on, if `model.freeze` changes during the run."""
+    """The trained parts of the model from an epoch on, if `model.freeze` changes during the run."""
 
     epoch: int  # its first epoch, from 0
     trainable: Sequence[tuple[Any, bool]]  # (part, whether it trains) for each layer and variable of the model
@@ -141,10 +141,10 @@ class ScoreCollector(Protocol):
         """Adds rows [m, columns], as `Measure.scores` returns them."""
 
     def to_bytes(self) -> bytes:
-        """Returns what was collected, for `merge` in another process."""
+        """Serializes the collected scores, for `merge` in another process."""
 
     def merge(self, content: bytes) -> None:
-        """Adds what a collector in another process has collected."""
+        """Adds the scores that another process collected."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ class Measure:
     Attributes:
         names: the names of the values, without the split: `accuracy`, or `age/mae` with several outputs.
         sums: (targets, outputs, weights [b] float32) -> this batch's sums, [size]; a scalar if `size` is 1. Traced. An
-            example of weight 0 counts nowhere.
+            example of weight 0 must not count.
         finish: (the sums of all batches [size] float64, the sum of all weights) -> a value for each name.
         size: the number of sums. Several sums are added in float64.
         scores: (targets, outputs, weights [b] float32) -> scores float64, whether they are positives, and weights, each
-            [m, columns]. Traced. Evaluations collect them in place of the sums, if they can. None: there are only sums.
+            [m, columns]. Traced. Evaluations collect scores instead of sums, if they can. None: there are only sums.
         make_collector: with `scores`: makes an object that collects them.
-        finish_scores: with `scores`: (a collector with those of all batches) -> a value for each name.
+        finish_scores: with `scores`: (a collector with the scores of all batches) -> a value for each name.
         is_loss: whether it is the loss of an output, which is NaN for outputs that are not finite.
     """
 
@@ -178,25 +178,25 @@ class Measure:
 class Objective:
     """The loss to minimise and the metrics to report.
 
-    Targets and outputs are tensors [b, ...], or dicts of such tensors by the name of the output.
+    Targets and outputs are tensors [b, ...], or dicts of such tensors by output name.
 
     Attributes:
-        loss: (targets, outputs float32) -> [b] float32: what is minimised.
-        measures: what is reported besides the loss, of training and of evaluations.
-        evaluation_measures: what is reported of evaluations only.
-        reported_loss: the loss without class weights, of what `report` returns, which is what is reported. None:
+        loss: (targets, outputs float32) -> [b] float32: the loss to minimise.
+        measures: reported values in addition to the loss, for training and evaluations.
+        evaluation_measures: values reported only for evaluations.
+        reported_loss: the loss that is reported: without class weights, computed from the result of `report`. None:
             `loss`.
-        report: (what the model returns, whether in an evaluation) -> the outputs that everything else is computed from.
-            They differ in an ensemble, whose members have a loss each.
-        answers: (targets, outputs, weights [b] float32) -> (outputs for the loss: those that are not finite are 0 where
-            no target counts; outputs for metrics: with wrong answers in place of the others that are not finite;
-            whether an example has such others, [b] bool). Evaluations use it. None: outputs are taken as they are.
+        report: (the model's result, whether in an evaluation) -> the outputs from which everything else is computed.
+            They differ in an ensemble, whose members have their own losses.
+        answers: (targets, outputs, weights [b] float32) -> (outputs for the loss: those that are not finite become 0 if
+            no target counts; outputs for metrics: wrong answers replace the others that are not finite; whether an
+            example has such others, [b] bool). Used by evaluations. None: outputs are used unchanged.
         is_weighted: whether examples have weights. Reported values are then weighted means.
-        modes: name of a value -> `min` or `max`, which is better, as far as it is known.
-        replaced: names of metrics of the kind of target that metrics of the config replace.
+        modes: name of a value -> `min` or `max`, which is better, if known.
+        replaced: names of default metrics that metrics of the config replace.
         classes: the number of classes, if there is one output and its targets are classes; otherwise None.
-        decide: with `classes`: (targets, outputs, mask [b]) -> (the true class [n], the predicted class [n], whether
-            it counts [n]), int32. With targets for each position, n is the number of positions of the batch.
+        decide: with `classes`: (targets, outputs, mask [b]) -> (the true class [n], the predicted class [n], whether it
+            counts [n]), int32. With targets for each position, n is the number of positions of the batch.
     """
 
     loss: Callable[[Any, Any], tf.Tensor]
@@ -213,22 +213,22 @@ class Objective:
 
 
 class OutputKeeper(Protocol):
-    """Keeps what the model returns for each example of a split, while the split is evaluated."""
+    """Keeps the model's outputs for each example of a split during an evaluation."""
 
     def reduce(self, targets: Any, outputs: Any) -> Mapping[str, tf.Tensor]:
-        """Traced, in a replica: returns what is kept of a batch, [b, ...] by name."""
+        """Returns the values of a batch to keep, [b, ...] by name. Traced, in a replica."""
 
     def begin(self) -> None:
-        """Begins an evaluation of the split, and forgets the one before."""
+        """Begins an evaluation of the split, and discards the previous one."""
 
     def add(self, step: int, replica: int, mask: np.ndarray[Any, Any], values: Mapping[str, Any]) -> None:
-        """Takes what is kept of a replica's share of a batch. Steps may come in any order.
+        """Receives the values of a replica's share of a batch. Steps may come in any order.
 
         Args:
             step: the index of the batch.
             replica: the replica's index over all workers.
             mask: [b], 0 for padding.
-            values: what `reduce` returned, as arrays, and `weight` [b] if examples have weights.
+            values: the result of `reduce`, as arrays, and `weight` [b] if examples have weights.
         """
 
 
@@ -253,7 +253,7 @@ are [b, classes].
 
 
 class MakeOptimizer(Protocol):
-    """Makes further optimizers, as the config group `optimizer` describes them."""
+    """Makes more optimizers as the config group `optimizer` describes them."""
 
     def __call__(self, variables: Sequence[Any], rate_factor: float = 1.0) -> Any:
         """Returns a Keras optimizer, built for `variables`.
@@ -269,17 +269,17 @@ class MakeOptimizer(Protocol):
 class OwnUpdates(Protocol):
     """A user's training step that applies its own optimizers.
 
-    `training.step._target_` names the class; the other keys there are its arguments. Each worker makes one object.
-    Because the step handles gradients itself, options that change them in the loop are rejected: accumulation,
-    clipping, float16's loss scaling and rollback. Keep what must survive a step (optimizers, models, variables) in
-    attributes, or in lists, tuples and dicts there: a checkpoint saves what it finds in them.
+    `training.step._target_` names the class; the other keys there are its arguments. Each worker makes one object. The
+    step handles gradients itself, so options that change them in the loop are rejected: accumulation, clipping,
+    float16's loss scaling and rollback. Keep everything that must survive a step (optimizers, models, variables) in
+    attributes, or in lists, tuples and dicts there: checkpoints save these objects.
     """
 
     def build(self, model: Any, make_optimizer: MakeOptimizer) -> None:
         """Makes all variables. Called once, in the strategy's scope."""
 
     def update(self, model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[Any, Any]:
-        """Makes one update; traced in a replica.
+        """Makes one update. Traced, in a replica.
 
         Args:
             model: the model of the config group `model`.
@@ -299,7 +299,7 @@ class ForwardBackward(Protocol):
 
     @property
     def variables(self) -> Sequence[Any]:
-        """The variables that gradients are computed for and that the optimizer updates."""
+        """The variables that get gradients and that the optimizer updates."""
 
     @property
     def devices(self) -> Sequence[str]:
@@ -307,7 +307,9 @@ class ForwardBackward(Protocol):
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the gradient of an embedding table may be `tf.IndexedSlices`, with rows that occur several times."""
+        """Whether the gradient of an embedding table may be `tf.IndexedSlices`, in which rows may
+        occur several times.
+        """
 
     def forward(self, inputs: Any) -> Any:
         """Returns the outputs [b, ...] float32 of an evaluation, a tensor or a dict."""
@@ -335,23 +337,23 @@ class Snapshot:
     """Everything that a run needs to continue from a step."""
 
     step: int  # the number of steps taken
-    #: Name -> the whole value of each variable. Names and values do not depend on the strategy.
+    #: The whole value of each variable, by name. Names and values do not depend on the strategy.
     tensors: Mapping[str, np.ndarray[Any, Any]]
     host: Mapping[str, Any]  # the state of the Python side, as plain values that JSON can hold
 
 
-#: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
-#: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
+#: Keys of an ensemble's result in training: its outputs, its members' outputs [b, k, *Outputs.shape], and, with folds,
+#: the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
 PREDICTION = "prediction"
 MEMBERS = "members"
 SHARES = "shares"
 HELD_OUT = "held_out"
 
-#: The name of the number of examples of a split with outputs that are not finite, among the values of an evaluation.
+#: The name of an evaluation's value: the number of examples of a split with outputs that are not finite.
 NOT_FINITE = "not_finite"
 
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
-#: profiler finds by them which operations of a trace belong to what.
+#: profiler uses them to assign the operations of a trace.
 STEP_SCOPE = "train_step"
 READ_SCOPE = "read_batch"
 SUM_SCOPE = "sum_over_replicas"
