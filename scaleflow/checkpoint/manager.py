@@ -18,10 +18,10 @@ from scaleflow.files.object_store import explain_store_error, is_store_address
 from scaleflow.interfaces import Checkpoint, Snapshot
 from scaleflow.interfaces.events import CheckpointSaved, Emit, Note, UploadAwaited
 
-#: Seconds that a network file system may take to show a file written by another machine.
+#: Seconds that a network file system may take to show a file from another machine.
 VISIBLE_SECONDS = 5.0
 
-#: A note reports a checkpoint that is not written after this many seconds. Training goes on.
+#: If writing a checkpoint takes longer, a note reports it. Training continues.
 NOTE_SECONDS = 60.0
 
 #: `Condition.wait` rejects very long timeouts, so longer waits are repeated waits of this many seconds.
@@ -31,13 +31,13 @@ MAX_WAIT_SECONDS = 3600.0
 class CheckpointManager:
     """Decides when to save, and saves, loads and deletes the checkpoints of one run.
 
-    If `checkpoint.folder` is the address of an object store, the worker that writes keeps checkpoints in its local
-    folder and uploads them from there. A worker that does not write makes the same calls, and reads from the store.
+    If `checkpoint.folder` is an address in an object store, the writing worker keeps checkpoints in its local folder
+    and uploads them from there. A worker that does not write makes the same calls, and reads from the store.
 
     Args:
-        has_readers: whether other workers read what this one writes.
-        is_restart: whether this command itself has written the checkpoints that the run continues from.
-        records: further files of each checkpoint, by name.
+        has_readers: whether other workers read this worker's checkpoints.
+        is_restart: whether this same command wrote the checkpoints that the run continues from.
+        records: additional files of each checkpoint, by name.
     """
 
     def __init__(
@@ -66,28 +66,31 @@ class CheckpointManager:
             self._uploader = Uploader(self._store, self._remote, options.keep, emit=emit)
 
     def steps_left(self, step: int) -> int | None:
-        """Returns the number of steps until the next checkpoint is due; None if that is not known beforehand."""
+        """Returns the number of steps until the next checkpoint is due; None if it cannot be known in advance."""
         every = self._options.every_steps
         return None if every is None else every - step % every
 
     def is_due(self, step: int, seconds: float) -> bool:
-        """Returns whether one is due within an epoch, after `step` steps and `seconds` of training since the last."""
+        """Returns whether a checkpoint is due within an epoch, after `step` steps, `seconds` of training after the last
+        one.
+        """
         options = self._options
         return (options.every_steps is not None and step % options.every_steps == 0) or (
             options.every_seconds is not None and seconds >= options.every_seconds
         )
 
     def is_due_after(self, epoch: int) -> bool:
-        """Returns whether one is due at the end of an epoch, counted from 1."""
+        """Returns whether a checkpoint is due at the end of an epoch, counted from 1."""
         every = self._options.every_epochs
         return every is not None and epoch % every == 0
 
     def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
-        """Hands a snapshot to a background writer.
+        """Passes a snapshot to a background writer.
 
-        A newer snapshot replaces one that is not being written yet, except the best one: the call waits for that.
+        A newer snapshot replaces one that is still waiting, except the best one: then the call waits until it is being
+        written.
 
-        Raises CheckpointError if this or an earlier one could not be written.
+        Raises CheckpointError if this or an earlier snapshot could not be written.
         """
         held = self._held
         self._held = None
@@ -100,10 +103,10 @@ class CheckpointManager:
             self._report_slow_writing()
 
     def hold(self, snapshot: Snapshot) -> None:
-        """Keeps the best snapshot in memory, and writes it before the next one that is saved.
+        """Keeps the best snapshot in memory, and writes it before the next snapshot that is saved.
 
-        So a run whose epochs take less time than a checkpoint writes only what is due. If none will be due before the
-        end of the run, it is saved at once.
+        So a run with epochs shorter than the time to write a checkpoint writes only the ones that are due. If no other
+        checkpoint will be due, the snapshot is saved at once.
         """
         options = self._options
         if options.every_epochs is options.every_steps is options.every_seconds is None:
@@ -126,13 +129,13 @@ class CheckpointManager:
         )
 
     def wait(self) -> None:
-        """Waits until everything is written. Raises CheckpointError as `save`."""
+        """Waits until everything is written. Raises CheckpointError like `save`."""
         self._writer.wait()
 
     def publish(self) -> None:
-        """Waits until all workers can read what was saved, or emits a note if that takes too long.
+        """Waits until all workers can read the saved checkpoints, or emits a note if that takes too long.
 
-        Only the call of the worker that writes has an effect.
+        Only the writing worker's call has an effect.
         """
         if self._uploader is None or not self._has_readers:
             return
@@ -142,8 +145,10 @@ class CheckpointManager:
             self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
 
     def finish(self) -> None:
-        """Waits, at the end of the run, until checkpoints are where they are kept, and emits a note if one is not."""
-        if self._remote is not None and not self._writes:  # its process ends after that of the worker that uploads
+        """Waits, at the end of the run, until all checkpoints are in their final place. Emits a
+        note if one is missing.
+        """
+        if self._remote is not None and not self._writes:  # this process must outlive the uploading worker
             self._emit(UploadAwaited(self._options.write_seconds))
         if self._uploader is None or self._uploader.is_done:
             return
@@ -160,7 +165,7 @@ class CheckpointManager:
             )
 
     def load_best(self) -> Snapshot | None:
-        """Returns the best snapshot that was saved; None if there is none, or if it is damaged (with a note)."""
+        """Returns the best saved snapshot; None if it does not exist, or if it is damaged (with a note)."""
         if self._best is None:
             return None
         try:
@@ -172,7 +177,7 @@ class CheckpointManager:
         return None
 
     def check_empty(self) -> None:
-        """Raises ConfigError if `checkpoint.folder` holds another run's checkpoints, to keep the runs apart."""
+        """Raises ConfigError if `checkpoint.folder` contains another run's checkpoints, to keep the runs apart."""
         if self._options.folder is None or not self._writes:
             return
         steps = self._store.steps() if self._remote is None else self._remote.list_steps()
@@ -197,7 +202,7 @@ class CheckpointManager:
             ) from error
 
     def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
-        """Returns whether every worker sees what the chief writes; all workers must call it.
+        """Returns whether every worker sees the chief's files. All workers must call it.
 
         The arguments are `WorkerSync.from_chief` and `WorkerSync.all`.
         """
@@ -214,7 +219,7 @@ class CheckpointManager:
         return is_seen
 
     def drop_from(self, step: int) -> None:
-        """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
+        """Deletes the checkpoints at `step` and later, because the run continues from an earlier one."""
         if self._held is not None and self._held.step >= step:
             self._held = None
         for later in [saved for saved in self._store.steps() if saved >= step] if self._writes else []:
@@ -223,10 +228,10 @@ class CheckpointManager:
             self._uploader.drop_from(step)
 
     def load_newest(self, before: int | None = None) -> Snapshot | None:
-        """Loads the newest undamaged checkpoint (before a step), or None; emits a note for each damaged one.
+        """Loads the newest undamaged checkpoint (before a step), or None. Emits a note for each damaged one.
 
         The loaded checkpoint also determines which one is the best. Raises ConfigError if an object store does not
-        answer, unless the checkpoints in the local folder are those that it would have.
+        answer, unless this command wrote the checkpoints in the local folder, which are then at least as new.
         """
         for step in reversed(self._list_steps(before)):
             try:
@@ -237,7 +242,7 @@ class CheckpointManager:
                 continue
             self._best = snapshot.host["best"]["step"]
             if self._uploader is not None:
-                self._uploader.request()  # of what the last command could not upload
+                self._uploader.request()  # uploads checkpoints that the last command could not upload
             return snapshot
         return None
 
@@ -245,13 +250,13 @@ class CheckpointManager:
         """Returns the steps (before a step) that this worker can load, the newest last."""
         local = self._store.steps() if self._remote is None or self._writes else []
         local = [step for step in local if before is None or step < before]
-        is_newest = local and (before is not None or self._is_restart)  # this command has written them
+        is_newest = local and (before is not None or self._is_restart)  # this command wrote them
         if self._remote is None or is_newest:
             return local
         return sorted({*local, *(step for step in self._remote.list_steps() if before is None or step < before)})
 
     def _read(self, step: int) -> Snapshot:
-        """Reads a checkpoint from the local folder, or from the object store if the folder has no sound one."""
+        """Reads a checkpoint from the local folder, or from the object store if the folder has no undamaged one."""
         is_local = self._writes and step in self._store.steps()
         if self._remote is None:
             return self._store.read(step)
@@ -281,7 +286,7 @@ class CheckpointManager:
             ) from error
 
     def _quarantine(self, step: int) -> None:
-        """Puts a damaged checkpoint aside, in the folder and in the object store."""
+        """Marks a damaged checkpoint as unusable, in the folder and in the object store."""
         if not self._writes:
             return
         if self._remote is None or step in self._store.steps():
@@ -293,7 +298,7 @@ class CheckpointManager:
         """Writes a checkpoint, and deletes old ones beyond `checkpoint.keep`, except the best."""
         path = self._store.write(snapshot)
         self._emit(CheckpointSaved(step=snapshot.step, path=path))
-        # Not self._best: that one may be waiting to be written, and until then the one before must stay.
+        # Not `self._best`, which may not be written yet: until then the previous best one must stay.
         best = snapshot.host["best"]["step"]
         others = [step for step in self._store.steps() if step != snapshot.step]
         for step in others[: max(0, len(others) + 1 - self._options.keep)]:
@@ -304,12 +309,12 @@ class CheckpointManager:
 
 
 class BackgroundWriter:
-    """A thread that writes one item at a time. While one is written, a newer item replaces one that waits.
+    """A thread that writes one item at a time. During a write, a newer item replaces the waiting one.
 
     `put` and `wait` raise CheckpointError if writing an item to the folder `place` takes more than `patience` seconds.
 
     Attributes:
-        began: the time by `time.monotonic` at which the current write began; None if nothing is being written.
+        began: when the current write began, by `time.monotonic`; None if nothing is being written.
     """
 
     def __init__(self, write: Callable[[Any], None], patience: float = float("inf"), place: str = "") -> None:
@@ -323,8 +328,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, item: Any, replaceable: bool = True) -> None:
-        """Hands over the next item, which must not change afterwards. A newer one may replace it if it is
-        `replaceable`.
+        """Passes the next item, which must not change afterwards. If it is `replaceable`, a newer item may replace it.
 
         Raises CheckpointError if an earlier item could not be written.
         """
@@ -337,12 +341,12 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Waits until all items are written; raises as `put` does."""
+        """Waits until all items are written. Raises the errors of `put`."""
         with self._changed:
             self._wait_for(lambda: self._waiting is None and self.began is None)
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, with the lock held. Raises CheckpointError as `put` does."""
+        """Waits for a condition while the lock is held. Raises the errors of `put`."""
         while self._error is None and not condition():
             remaining = None if self.began is None else self.began + self._patience - time.monotonic()
             if remaining is not None and remaining <= 0:
@@ -371,7 +375,7 @@ class BackgroundWriter:
             except Exception as raised:
                 error = CheckpointError(f"a checkpoint could not be written: {type(raised).__name__}: {raised}")
                 error.__cause__ = raised
-            del item  # it would stay in memory until the next one
+            del item  # otherwise it would stay in memory until the next one
             with self._changed:
                 self._error = error
                 self.began = None

@@ -1,10 +1,10 @@
-"""Checkpoints in an object store, with the files that they have on a disk; a thread uploads and deletes them.
+"""Checkpoints in an object store, with the same files as on a disk. A thread uploads and deletes them.
 
     s3://bucket/a-run/step-00000450/
         tensors.index, tensors.data-*
         checkpoint.json                   the manifest: size and CRC-32 of each file
 
-The manifest is uploaded last, after the other objects were read again. So a partial upload is no checkpoint.
+The manifest is uploaded last, after the other objects were read back. So a partial upload is not a checkpoint.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ KEY = "checkpoint.folder"
 
 
 class RemoteStore:
-    """The checkpoints of one run at the address of a prefix, such as `s3://bucket/a-run`.
+    """The checkpoints of one run at a prefix of an object store, such as `s3://bucket/a-run`.
 
-    Methods raise OSError, or another error of pyarrow, if the store does not answer or refuses a request; those that
+    Methods raise OSError, or another error of pyarrow, if the store does not answer or refuses a request. Methods that
     raise ConfigError instead say so.
     """
 
@@ -55,7 +55,7 @@ class RemoteStore:
         call_store(KEY, self.address, lambda: self.remove_probe(self._write_probe()))
 
     def list_steps(self) -> list[int]:
-        """Returns what `steps` does. Raises ConfigError if the store does not answer."""
+        """Returns the same as `steps`. Raises ConfigError if the store does not answer."""
         return call_store(KEY, self.address, self.steps)
 
     def steps(self) -> list[int]:
@@ -66,11 +66,12 @@ class RemoteStore:
         """Returns the state of each step that has objects, the newest last."""
         from pyarrow import fs
 
-        # Recursive, because Google's file system lists no folders that have no object of their own.
+        # Recursive, because Google's file system does not list folders without their own object.
         infos = self._system.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
         names: dict[int, set[str]] = {}
         for info in infos:
-            match = re.fullmatch(r"/step-(\d+)/([^/]+)", info.path.removeprefix(self._root))  # no folder below it
+            # Files in deeper folders are ignored.
+            match = re.fullmatch(r"/step-(\d+)/([^/]+)", info.path.removeprefix(self._root))
             if match and info.type == fs.FileType.File:
                 names.setdefault(int(match[1]), set()).add(match[2])
         return {
@@ -87,14 +88,14 @@ class RemoteStore:
             return None
 
     def upload(self, step: int, folder: Path, manifest: bytes) -> None:
-        """Uploads a checkpoint, in place of one of the same step, and verifies it.
+        """Uploads a checkpoint, replaces one of the same step, and verifies it.
 
         Args:
-            manifest: its manifest, which must still be that of the folder.
+            manifest: the checkpoint's manifest, which must still match the folder.
 
         Raises:
             DamagedCheckpoint: if the files differ from the manifest.
-            OSError: if the store does not answer, or holds something else than was sent.
+            OSError: if the store does not answer, or returns other bytes than were sent.
         """
         files = parse_manifest(manifest)["files"]  # checked before the copy in the store is deleted
         self.delete(step)
@@ -117,7 +118,7 @@ class RemoteStore:
             raise OSError(f"{path} was read back with other bytes than were sent")
 
     def download(self, step: int, folder: Path) -> None:
-        """Copies the files of a checkpoint to a folder, which must not exist, the manifest last.
+        """Copies the files of a checkpoint to a new folder, the manifest last.
 
         `CheckpointStore.read` verifies them. Raises DamagedCheckpoint if there is no such checkpoint.
         """
@@ -135,7 +136,7 @@ class RemoteStore:
         (folder / MANIFEST).write_bytes(manifest)
 
     def delete(self, step: int) -> None:
-        """Deletes what there is of a step, the manifest first."""
+        """Deletes all objects of a step, the manifest first."""
         from pyarrow import fs
 
         for path in (self._path_of(step, MANIFEST), self._path_of(step)):
@@ -143,16 +144,17 @@ class RemoteStore:
             if info.type == fs.FileType.File:
                 self._system.delete_file(path)
             elif info.type == fs.FileType.Directory:
-                # Google's file system deletes the files, and then misses the marker of a folder that never had one.
+                # Google's file system deletes the files, and then reports a missing folder marker if there never was
+                # one.
                 with contextlib.suppress(FileNotFoundError):
                     self._system.delete_dir(path)
 
     def quarantine(self, step: int) -> None:
-        """Renames the manifest of a damaged checkpoint, so that its files stay but are no checkpoint any more."""
+        """Renames the manifest of a damaged checkpoint. Its files stay, but no longer count as a checkpoint."""
         self._system.move(self._path_of(step, MANIFEST), self._path_of(step, QUARANTINE))
 
     def write_probe(self) -> str:
-        """Writes an object for `has_probe`; returns its name. Raises ConfigError if that fails."""
+        """Writes an object for `has_probe`, and returns its name. Raises ConfigError if that fails."""
         return call_store(KEY, self.address, self._write_probe)
 
     def _write_probe(self) -> str:
@@ -183,7 +185,8 @@ def read_local_chunks(path: Path) -> Iterator[bytes]:
         raise DamagedCheckpoint(f"{path.name}: {error.strerror}") from error
 
 
-#: Seconds until the first and between later attempts after the store has failed. While somebody waits: the first.
+#: Seconds between attempts after the store has failed: the first pause, and the longest. While somebody waits, the
+#: first pause is used.
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -194,17 +197,18 @@ def choose_kept(steps: Collection[int], keep: int, best: int | None) -> set[int]
 
 
 class Uploader:
-    """A thread that brings an object store to the state of the run's local folder, one checkpoint after the other.
+    """A thread that brings an object store to the state of the run's local folder, one checkpoint after another.
 
     A step that is no longer kept when its turn comes is not uploaded. The best checkpoint is uploaded first, then the
-    newest, then the others. So the store always has the best one that the newest one there names. If the store fails,
-    a note says so, and the thread tries again until it succeeds.
+    newest, then the others. So the store always has the best checkpoint that its newest one names. If the store fails,
+    a note reports it, and the thread retries until it succeeds.
 
     Args:
         local: the folder. The thread only reads it.
 
     Attributes:
-        step: the step of the checkpoint that is being uploaded, whose files must stay; None if there is none.
+        step: the step of the checkpoint that is being uploaded, whose files must stay; None if nothing is being
+            uploaded.
     """
 
     def __init__(self, local: CheckpointStore, remote: RemoteStore, keep: int, emit: Emit) -> None:
@@ -215,7 +219,7 @@ class Uploader:
         self.step: int | None = None
         self._uploaded: dict[int, bytes | None] = {}  # the manifests that the store has
         self._unusable: dict[int, bytes] = {}  # the manifests of damaged local checkpoints
-        self._dropped: int | None = None  # checkpoints in the store at this step and later are of no use
+        self._dropped: int | None = None  # checkpoints in the store at this step and later are useless
         self._requests = self._served = 0
         self._failure = ""
         self._is_hurried = False
@@ -232,18 +236,20 @@ class Uploader:
             self._changed.notify_all()
 
     def drop_from(self, step: int) -> None:
-        """Has the checkpoints at `step` and later deleted that the store has now and the folder does not have."""
+        """Requests the deletion of checkpoints at `step` and later that are now in the store and not in the folder."""
         with self._changed:
             self._dropped = step if self._dropped is None else min(step, self._dropped)
         self.request()
 
     @property
     def is_done(self) -> bool:
-        """Whether the store has what the folder had at the last request."""
+        """Whether the store has all checkpoints of the folder at the last request."""
         return self._served == self._requests
 
     def wait(self, seconds: float) -> str:
-        """Waits until the store has what the folder has. Returns why not, if it has not after `seconds`; else ""."""
+        """Waits until the store has the folder's checkpoints. Returns "", or after `seconds` the reason for the
+        failure.
+        """
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
@@ -252,7 +258,7 @@ class Uploader:
             return "" if is_done else self._failure or f"the upload took more than {seconds:g} s"
 
     def list_missing(self) -> list[int]:
-        """Returns the steps of the checkpoints that the store should have, and is not known to have."""
+        """Returns the steps of checkpoints that the store should have but is not known to have."""
         return sorted(step for step, _ in self._find_missing(list(self._uploaded)))
 
     def _work(self) -> None:
@@ -274,7 +280,7 @@ class Uploader:
             pause = self._pause(pause) if failure else FIRST_PAUSE
 
     def _try(self) -> str:
-        """Makes one attempt; returns why it failed, or ""."""
+        """Makes one attempt. Returns why it failed, or ""."""
         try:
             self._synchronize()
         except Exception as error:  # pyarrow's errors have no common class
@@ -288,11 +294,11 @@ class Uploader:
             if failure
             else f"{self._remote.address} has the checkpoints again"
         )
-        with contextlib.suppress(OSError):  # the disk of the events is full, which the next event reports
+        with contextlib.suppress(OSError):  # if the events' disk is full, the next event reports it
             self._emit(Note(text))
 
     def _pause(self, seconds: float) -> float:
-        """Waits after a failure; returns the next pause."""
+        """Waits after a failure. Returns the next pause."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             with self._changed:
@@ -303,7 +309,7 @@ class Uploader:
         return min(2 * seconds, LONGEST_PAUSE)
 
     def _synchronize(self) -> None:
-        """Uploads what is missing and deletes what is not kept, until nothing is left to do."""
+        """Uploads missing checkpoints and deletes those that are not kept, until nothing is left to do."""
         self._delete_dropped()
         while True:
             states = self._remote.list_states()
@@ -332,7 +338,7 @@ class Uploader:
                 self._dropped = None
 
     def _find_missing(self, complete: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Returns the step and the manifest of each checkpoint to upload, in the order of the uploads."""
+        """Returns the step and the manifest of each checkpoint to upload, in the order of uploads."""
         manifests = {step: self._local.read_manifest(step) for step in self._local.steps()}
         local = {step: manifest for step, manifest in manifests.items() if manifest is not None}
         best = self._find_best(local)
@@ -346,7 +352,7 @@ class Uploader:
 
     @staticmethod
     def _find_best(manifests: dict[int, bytes] | dict[int, bytes | None]) -> int | None:
-        """Returns the best step, by the newest of some checkpoints whose manifest is sound."""
+        """Returns the best step according to the newest checkpoint with a valid manifest."""
         for step in sorted(manifests, reverse=True):
             with contextlib.suppress(DamagedCheckpoint):
                 best = parse_manifest(manifests[step] or b"")["host"]["best"]["step"]

@@ -2,11 +2,11 @@
 
     checkpoints/step-00000450/
         tensors.index, tensors.data-*     readable by `tf.train.load_checkpoint(".../tensors")`
-        learned_state.json                what the run learned from its data, long lists in learned_state.npz
+        learned_state.json                the run's learned state, with long lists in learned_state.npz
         checkpoint.json                   the manifest: size and CRC-32 of each file, the host's state, its own CRC-32
 
 The manifest is written last, after the other files are written and verified. A folder without it, or whose files do
-not match it, is not a checkpoint. So no file has to be renamed, which is not atomic in an object store.
+not match it, is not a checkpoint. So no file must be renamed, which is not atomic in an object store.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ CHUNK_BYTES = 1 << 22
 #: The files of a checkpoint.
 OWN_FILE = re.compile(rf"{TENSORS}\..*|{MANIFEST}|{QUARANTINE}|learned_state\.\w+")
 
-#: Bytes of the tensors that are written at a time, since TensorFlow needs a copy of them. A larger tensor is written
-#: alone.
+#: Bytes of tensors to write at once, since TensorFlow needs a copy of them. A larger tensor is written alone.
 PART_BYTES = 1 << 26
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint whose files differ from what was written; the message names the difference."""
+    """A checkpoint whose files have changed since they were written. The message names the difference."""
 
 
 class CheckpointStore:
-    """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates.
+    """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`. The first write creates the folder.
 
-    `records` are further files of each checkpoint, by name.
+    `records` are additional files of each checkpoint, by name.
     """
 
     def __init__(self, folder: str, records: Mapping[str, bytes] | None = None) -> None:
@@ -79,11 +78,11 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def check_writable(self) -> None:
-        """Writes a file and removes it; raises TensorFlow's error or OSError if that fails."""
+        """Writes a file and removes it. Raises TensorFlow's error or OSError if that fails."""
         tf.io.gfile.remove(f"{self.folder}/{self.write_probe()}")
 
     def write_probe(self) -> str:
-        """Writes a file for `has_probe`; returns its name."""
+        """Writes a file for `has_probe`, and returns its name."""
         name = f"seen-{uuid.uuid4().hex}"
         self._is_new = not tf.io.gfile.exists(self.folder)
         tf.io.gfile.makedirs(self.folder)
@@ -97,11 +96,11 @@ class CheckpointStore:
     def remove_probe(self, name: str) -> None:
         """Removes the probe, and the folder if `write_probe` created it."""
         tf.io.gfile.remove(f"{self.folder}/{name}")
-        if self._is_new and not tf.io.gfile.listdir(self.folder):  # another run may use it by now
+        if self._is_new and not tf.io.gfile.listdir(self.folder):  # another run may use the folder now
             tf.io.gfile.rmtree(self.folder)
 
     def write(self, snapshot: Snapshot) -> str:
-        """Writes a checkpoint and verifies it; returns its folder.
+        """Writes a checkpoint and verifies it. Returns its folder.
 
         Raises CheckpointError if it could not be written. The checkpoints of other steps stay valid.
         """
@@ -125,7 +124,7 @@ class CheckpointStore:
         return path
 
     def _clear(self, step: int) -> None:
-        """Deletes the folder of a step, and incomplete folders that a killed process left."""
+        """Deletes the folder of a step, and incomplete folders of killed processes."""
         complete = self.steps()
         for folder_step in self._list_folders():
             is_incomplete = folder_step not in complete and not tf.io.gfile.exists(
@@ -135,7 +134,9 @@ class CheckpointStore:
                 self.delete(folder_step)
 
     def read(self, step: int) -> Snapshot:
-        """Reads and verifies a checkpoint. Raises `DamagedCheckpoint` if its files differ from what was written."""
+        """Reads and verifies a checkpoint. Raises DamagedCheckpoint if its files have changed since
+        they were written.
+        """
         path = self.path_of(step)
         try:
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}") as file:
@@ -165,11 +166,11 @@ class CheckpointStore:
             tf.io.gfile.rmtree(path)
 
     def _list_own(self, path: str) -> list[str]:
-        """Returns the names of the files in a checkpoint's folder that were written as parts of it."""
+        """Returns the names of the checkpoint's own files in its folder."""
         return [each for each in tf.io.gfile.listdir(path) if OWN_FILE.fullmatch(each) or each in self._records]
 
     def quarantine(self, step: int) -> None:
-        """Renames the manifest of a damaged checkpoint, so that its files stay but are no checkpoint any more."""
+        """Renames the manifest of a damaged checkpoint. Its files stay, but no longer count as a checkpoint."""
         path = self.path_of(step)
         tf.io.gfile.rename(f"{path}/{MANIFEST}", f"{path}/{QUARANTINE}", overwrite=True)
 
@@ -229,7 +230,7 @@ def describe_error(error: Exception) -> str:
 
 
 def parse_manifest(content: str | bytes) -> dict[str, Any]:
-    """Parses a manifest. Raises DamagedCheckpoint if it is not what was written, or of another version."""
+    """Parses a manifest. Raises DamagedCheckpoint if it has changed or has another version."""
     try:
         manifest = dict(json.loads(content))
         if manifest["format"] != FORMAT:
@@ -259,7 +260,7 @@ def read_pieces(file: Any) -> Iterator[bytes]:
 
 
 def describe_pieces(pieces: Iterable[bytes]) -> dict[str, int]:
-    """Returns what a manifest says of a file: its size and its CRC-32."""
+    """Returns the description of a file in a manifest: its size and its CRC-32."""
     size = check = 0
     for piece in pieces:
         size += len(piece)

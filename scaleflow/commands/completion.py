@@ -11,23 +11,24 @@ from scaleflow.compat.hydra import make_flag_parser
 from scaleflow.interfaces.features import Command
 from scaleflow.launcher.command_exit import JSON
 
-#: The environment variable with the line that a shell completes.
+#: The environment variable with the line that the shell completes.
 LINE = "COMP_LINE"
 
-#: A flag in a page of help or in its usage, and the value that it takes: one of some words, or any.
+#: A flag in a help page or a usage line, and its value: one of some words, or any.
 FLAG = re.compile(r"(?:^ +(?:-\w, )?|\[)(--[\w-]+)(?: ({[^}]*}|[A-Z_]+))?", re.M)
 
-#: That a command takes overrides, in its usage and in Hydra's.
+#: The mark of a command that takes overrides, in its usage line or Hydra's.
 OVERRIDES = re.compile(r"\[(KEY=VALUE|overrides) \.\.\.\]")
 
-#: The words in a page of help of which one comes first.
+#: The choices of a command's first word, in its help page.
 FIRST = re.compile(r"^  ({.*?})", re.M)
 
 
 def complete_line() -> bool:
-    """Prints what can follow in the line that a shell completes.
+    """Prints the possible continuations of the line that the shell completes.
 
-    Returns whether that is all. If not, Hydra completes an override. The line is then without what Hydra does not know.
+    Returns whether these are all. Otherwise Hydra completes an override, after words that Hydra does not know were
+    removed from the line.
     """
     line = os.environ[LINE]
     words = [word for word in line.split()[1:] if word != JSON]
@@ -47,7 +48,7 @@ def complete_line() -> bool:
 
 
 def list_choices(page: str, words: Sequence[str], word: str) -> list[str] | None:
-    """Returns what can follow the words after a command's name, and completes `word`; None if that is an override."""
+    """Returns the continuations of a command's words, with `word` to complete; None if an override follows."""
     flags = dict(FLAG.findall(page))
     if words and (value := flags.get(words[-1])):
         return split_choices(value)
@@ -59,12 +60,12 @@ def list_choices(page: str, words: Sequence[str], word: str) -> list[str] | None
 
 
 def split_choices(value: str) -> list[str]:
-    """Returns the words of `{a,b}`; none for `PATH`, where the shell completes names of files."""
+    """Returns the words of `{a,b}`; empty for `PATH`, where the shell completes file names."""
     return value.strip("{}").split(",") if "{" in value else []
 
 
 def read_help(command: Command) -> str:
-    """Returns a command's page of help."""
+    """Returns a command's help page."""
     with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
         run_named_command(command, ["--help"])
     return page.getvalue()

@@ -30,11 +30,11 @@ from scaleflow.launcher.processes.stop import Stopped
 
 
 def run_command(work: Callable[[list[str]], Outcome], argv: Sequence[str] | None = None) -> int:
-    """Runs a command: prints its errors, and with `--json` the answer as the last line of standard output.
+    """Runs a command. Prints its errors and, with `--json`, the answer as the last line of standard output.
 
     Args:
-        work: gets the words of the command without `--json`.
-        argv: the words; None for those of `sys.argv`.
+        work: receives the words of the command without `--json`.
+        argv: the words; None: those in `sys.argv`.
 
     Returns:
         The exit code.
@@ -54,8 +54,9 @@ def run_command(work: Callable[[list[str]], Outcome], argv: Sequence[str] | None
 
 
 def make_main(work: Callable[[list[str]], Outcome]) -> Callable[..., int]:
-    """Makes the function `main` of a command's module: it takes the words of the command, None for those of `sys.argv`,
-    and returns the exit code.
+    """Makes the function `main` of a command's module.
+
+    It takes the words of the command (None: those in `sys.argv`) and returns the exit code.
     """
 
     @functools.wraps(work)
@@ -66,7 +67,7 @@ def make_main(work: Callable[[list[str]], Outcome]) -> Callable[..., int]:
 
 
 def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Outcome:
-    """Runs a command, and prints its error, which may be a `ConfigError`, a `RunError` or the loss of the store."""
+    """Runs a command, and prints its error: a `ConfigError`, a `RunError` or the loss of the store."""
     try:
         outcome = work(words)
     except Exception as error:
@@ -79,7 +80,7 @@ def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Out
 
 
 def to_outcome(error: Exception) -> Outcome:
-    """Returns the outcome of a command that has raised an error. Raises the error again if it explains nothing."""
+    """Returns the outcome of a command that raised an error. Reraises an error that does not explain itself."""
     if isinstance(error, Stopped):
         return Outcome(error.exit_code, error=str(error))
     text = str(error)
@@ -94,7 +95,7 @@ def to_outcome(error: Exception) -> Outcome:
 
 
 def explain_exit(error: BaseException) -> Outcome:
-    """Returns the outcome of a command that an exception ends, and prints the exception, but for SystemExit."""
+    """Returns the outcome of a command that an exception ended. Prints the exception, except a SystemExit."""
     if isinstance(error, SystemExit):
         return Outcome(error.code if isinstance(error.code, int) else int(error.code is not None))
     if isinstance(error, KeyboardInterrupt):
@@ -105,7 +106,7 @@ def explain_exit(error: BaseException) -> Outcome:
 
 
 def print_answer(outcome: Outcome) -> None:
-    """Prints the answer to `--json`: in one line, the last one of standard output."""
+    """Prints the answer to `--json` as one line, the last one of standard output."""
     code = outcome.code
     signals = {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
     answer = {"exit_code": code, "error": (outcome.error or signals.get(code)) if code else None}
@@ -118,7 +119,7 @@ def print_answer(outcome: Outcome) -> None:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of the command `scaleflow NAME`; its page of help is `about`."""
+    """The parser of the command `scaleflow NAME`. `about` is its help page."""
 
     def __init__(self, name: str, about: str | None) -> None:
         form = argparse.RawDescriptionHelpFormatter
@@ -128,13 +129,13 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
 
     def error(self, message: str) -> NoReturn:
-        """Refuses the command, and names what was meant."""
+        """Refuses the command, and suggests the intended word."""
         if message.startswith("unrecognized arguments: "):
             message = self._describe_flag(message.split()[2])
         elif message.startswith("the following arguments are required: "):
             needed = [action for action in list_arguments(self) if action.required and action.dest != "overrides"]
             words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
-            lacking = message.removesuffix(", KEY=VALUE")  # argparse says so of words that may be absent
+            lacking = message.removesuffix(", KEY=VALUE")  # argparse also lists words that may be absent
             message = f"{lacking}; type {name_command(self.name)} {' '.join(words)}"
             unknown = [
                 word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self._flags
@@ -147,7 +148,7 @@ class CommandParser(argparse.ArgumentParser):
         return [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
 
     def _describe_flag(self, word: str) -> str:
-        """Says that there is no such flag, and what was meant."""
+        """Returns the error for an unknown flag, with a suggestion."""
         flag = word.partition("=")[0]
         if flag in ("--run", "--run-id", "--run_id", "--id", "--model-uri"):
             for action in list_arguments(self):
@@ -166,7 +167,7 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def add_overrides(self, about: str) -> None:
-        """Adds the overrides of a config, and the folders with the user's own options."""
+        """Adds arguments for overrides of a config, and for folders with the user's own options."""
         self.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=about)
         self.add_repeated("--config-dir", "DIR", "a folder with your own config options")
 
@@ -176,7 +177,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def check_page(flag: str, path: Path) -> None:
-    """Raises ConfigError if a page cannot be written to a path, or if another program's file is there."""
+    """Raises ConfigError if a page cannot be written to a path, or if another program's file exists there."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; create it first")
     if path.is_dir():

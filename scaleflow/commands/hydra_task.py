@@ -1,6 +1,6 @@
 """The task function that Hydra, or `scaleflow.run_sweep`, calls for a job or a sweep.
 
-The modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
+Modules that only a job needs are imported when it starts, so that `--cfg`, `--help` and wrong overrides answer quickly.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class JobFailed(Exception):
 
 
 class HydraTask:
-    """The task function: Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
+    """The task function. Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
 
     Args:
         began: when the command began, in seconds since the epoch.
-        greeting: the line that the terminal shows first; empty: none.
+        greeting: the first line on the terminal; empty: no line.
 
     Attributes:
-        has_begun: whether a job or a sweep has started; until then every error is one of composing the config.
+        has_begun: whether a job or a sweep has started. Before that, every error is an error in composing the config.
     """
 
     def __init__(self, began: float, greeting: str = "") -> None:
         self._began = began
         self._greeting = greeting
         self._outcome: Outcome | None = None
-        self._jobs: list[Outcome] = []  # of a Hydra launcher that is not scaleflow's, and runs them in this process
+        self._jobs: list[Outcome] = []  # jobs of another package's Hydra launcher that runs them in this process
         self._sweep: SweepRunner | None = None
         self.has_begun = False
 
@@ -69,13 +69,14 @@ class HydraTask:
         try:
             self._run_job(config)
         except BaseException as error:
-            if find_interruption(error):  # before there is a run; later it is a request to stop
+            if find_interruption(error):  # before there is a run; later an interruption is a request to stop
                 remove_created(Path(HydraConfig.get().runtime.output_dir))
             raise
 
     def _run_job(self, config: DictConfig) -> None:
-        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
-        if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under another package's Hydra launcher
+        # With `cluster.submit` the command prints a script and nothing else.
+        if not is_job and OmegaConf.select(config, "cluster.submit") is None:
             self._greet()
         with pause_collector():
             from scaleflow.config.compose import mask_sweep_config
@@ -99,7 +100,7 @@ class HydraTask:
             self._jobs.append(outcome)
             if outcome.error:
                 write_error(outcome.error)
-        if code:  # Hydra's callbacks get it; the job may be in another process: every launcher passes on an exception
+        if code:  # Hydra's callbacks get it; every launcher passes on exceptions, even from another process
             raise JobFailed(f"{'a job of the sweep' if is_job else 'the run'} ended with exit code {code}")
 
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
@@ -115,13 +116,15 @@ class HydraTask:
 
     @property
     def limit(self) -> str:
-        """The limit that ended the sweep; empty if none did."""
+        """The limit that ended the sweep; empty without such a limit."""
         return "" if self._sweep is None else self._sweep.limit
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of the command. Of jobs without a sweep of scaleflow's: the values of the last one, and the error
-        of the last one that failed.
+        """The outcome of the command.
+
+        If another package's launcher ran the jobs here, it has the values of the last job and the error of the last
+        failed job.
         """
         if self._outcome is not None or not self._jobs:
             return self._outcome or Outcome()
@@ -134,12 +137,12 @@ class HydraTask:
         return Outcome(FAILED if failed else FINISHED, read)
 
 
-#: Words that may set `hydra.mode`: flags, a recipe, and those of Hydra's own that are not only of folders and logs.
+#: Words that may set `hydra.mode`: flags, a recipe, and Hydra's own keys except those about folders and logs.
 MAY_SET_MODE = re.compile(r"-|\+*(experiment|hydra(?!\.(run|sweep|job|output_subdir|verbose)\b))\b")
 
 
 def compose_once(words: Sequence[str]) -> AbstractContextManager[None]:
-    """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
+    """Keeps Hydra from composing the config an extra time for `hydra.mode`, if no word can make it a sweep."""
     return contextlib.nullcontext() if any(map(MAY_SET_MODE.match, words)) else skip_mode()
 
 

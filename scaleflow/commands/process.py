@@ -15,10 +15,10 @@ from scaleflow.launcher.command_exit import JSON, TERMINATED
 
 
 def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _: None) -> NoReturn:
-    """Runs a command, and ends the process with its exit code, which `report` gets just before. Ctrl-C before there is
-    a run gives no traceback.
+    """Runs a command, and ends the process with its exit code. Calls `report` with the code just before the end.
 
-    A closed standard output, as in `COMMAND --help | head`, ends the command quietly with exit code 0.
+    Ctrl-C before there is a run prints no traceback. A closed standard output, as in `COMMAND --help | head`, ends the
+    command quietly with exit code 0.
     """
     try:
         try:
@@ -26,7 +26,7 @@ def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _
                 code = main()
         except (KeyboardInterrupt, SystemExit) as error:
             sys.stdout.flush()
-            if isinstance(error, SystemExit) and JSON not in sys.argv:  # argparse has printed a page of help
+            if isinstance(error, SystemExit) and JSON not in sys.argv:  # argparse has printed a help page
                 raise
             outcome = explain_exit(error)
             if JSON in sys.argv:  # the command was stopped before `run_command`
@@ -36,13 +36,13 @@ def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _
             sys.stdout.flush()
         except BrokenPipeError:
             raise
-        except OSError:  # the disk of a log is full; the work is done, and its exit code says how
+        except OSError:  # the disk of a log is full; the work is done, so its exit code counts
             pass
     except BrokenPipeError:
         if not is_stdout_closed():
             raise
         with Path(os.devnull).open("w") as null:
-            os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
+            os.dup2(null.fileno(), sys.stdout.fileno())  # so that flushing the rest of the buffer succeeds
         code = 0
     exit_process(code, report)
 
@@ -67,8 +67,8 @@ def is_stdout_closed() -> bool:
 def exit_process(code: int, report: Callable[[int], object]) -> NoReturn:
     """Ends the process without Python's teardown of modules, which takes half a second or more after MLflow's import.
 
-    If a Hydra launcher has left processes of `multiprocessing`, as joblib's does, the process ends in the usual way:
-    Python tells them to end before it waits for them.
+    If a Hydra launcher, such as joblib's, has left processes of `multiprocessing`, the process ends in the usual way:
+    Python tells these processes to end before it waits for them.
     """
     multiprocessing = sys.modules.get("multiprocessing")  # a thread may still be importing it
     if getattr(multiprocessing, "active_children", list)():

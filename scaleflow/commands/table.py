@@ -50,7 +50,7 @@ CORE_COMMANDS = (
 
 @cache
 def list_commands() -> Mapping[str, Command]:
-    """Returns the commands of the core and of the features by their names, in the order of `scaleflow --help`."""
+    """Returns the commands of the core and of features by name, in the order of `scaleflow --help`."""
     commands = {command.name: command for command in CORE_COMMANDS}
     groups = get_args(CommandGroup)
     for feature in list_features().values():
@@ -67,7 +67,7 @@ def list_commands() -> Mapping[str, Command]:
 
 @cache
 def list_other_names() -> Mapping[str, str]:
-    """Returns what to type for each command that other tools have."""
+    """Returns what to type instead of other tools' command names."""
     names = dict(OTHER_COMMANDS)
     for command in list_commands().values():
         for name in command.other_names:
@@ -76,9 +76,9 @@ def list_other_names() -> Mapping[str, str]:
 
 
 def run_named_command(command: Command, words: Sequence[str]) -> int:
-    """Runs a command with the words after its name; returns the exit code.
+    """Runs a command with the words after its name. Returns the exit code.
 
-    A command of another package may be broken: it is refused with the name of its feature.
+    If another package's command cannot be imported, it is refused with the name of its feature.
     """
     try:
         main: Callable[[Sequence[str]], int] = import_module(command.module).main
@@ -90,17 +90,17 @@ def run_named_command(command: Command, words: Sequence[str]) -> int:
 
 
 def refuse_command(command: Command, error: Exception, words: Sequence[str]) -> Outcome:
-    """Raises ConfigError: the module of a command cannot be imported."""
+    """Raises ConfigError, because the command's module cannot be imported."""
     names = [feature.name for feature in list_features().values() if any(each is command for each in feature.commands)]
     reason = f"{type(error).__name__}: {error}"
     raise ConfigError(f"{command.name}: the feature {', '.join(names)} cannot import {command.module} ({reason})")
 
 
 def find_command(words: Sequence[str]) -> Command | None:
-    """Returns the command that the first word names, apart from `--json`; None for a run."""
+    """Returns the command that the first word, ignoring `--json`, names; None for a run."""
     first = next((word for word in words if word != JSON), "")
     if not first.isidentifier():
-        return None  # a flag or an override: the features need not be read
+        return None  # a flag or an override: no need to read the features
     return list_commands().get(first)
 
 

@@ -1,4 +1,4 @@
-"""What commands share that work on a tracked run or without one: words, the plan of one process, its worker, lines."""
+"""Helpers that commands about runs and models share: words, the plan of one process, its worker, lines."""
 
 import argparse
 import shutil
@@ -51,10 +51,10 @@ def make_run_parser(name: str, about: str | None) -> CommandParser:
 def parse_command(
     parser: CommandParser, words: list[str], takes_run: bool = True
 ) -> tuple[CommandWords, argparse.Namespace]:
-    """Parses the words of a command that uses the config of a tracked run, and all of its options.
+    """Parses the words of a command that uses the config of a tracked run. Returns them with the command's options.
 
-    Raises ConfigError if RUN_ID has none of its forms; nothing else has been imported then. A command that does not
-    always take a run checks that itself.
+    Raises ConfigError if RUN_ID has none of its forms, before it imports anything else. A command that does not always
+    take a run must check that itself.
     """
     words = split_overrides(words)
     typed = parser.parse_intermixed_args(words)
@@ -66,16 +66,18 @@ def parse_command(
 
 
 def find_run(words: CommandWords, needs_run: bool = True) -> tuple[Run, CommandWords]:
-    """Returns the run that a command names, and the command with the folders of options of the run's own command.
+    """Returns the run that a command names, and the command with the `--config-dir` folders of the run's own command.
 
-    Raises ConfigError if there is none, or if the command needs the run, and only its model is left.
+    Raises ConfigError if there is no such run, or if the command needs the run and only its model is left.
     """
     run = Run.find(words.run_id, find_store_options(words), needs_run)
     return run, run.complete(words)
 
 
 def reuse_for_new_run(run: Run, words: CommandWords, said: str) -> ComposedConfig:
-    """Returns the config of a run with the words of a command that trains anew, in the store of that run. Says so."""
+    """Returns a run's config with the words of a command that trains anew, in the run's store. Prints `said` and the
+    run.
+    """
     composed = run.reuse_config(words)
     tracking = composed.config.tracking
     Display(sys.stdout).print_line(f"{said} {to_printable(run.title)}")
@@ -84,14 +86,14 @@ def reuse_for_new_run(run: Run, words: CommandWords, said: str) -> ComposedConfi
 
 
 def show_notes(composed: ComposedConfig, display: Display) -> ComposedConfig:
-    """Prints what the user should know about the config of a run, and returns the config."""
+    """Prints the notes about the config of a run, and returns the config."""
     for note in composed.notes:
         display.print_line(to_printable(note))
     return composed
 
 
 def place_objects(run: Run, words: CommandWords, composed: ComposedConfig) -> tuple[ComposedConfig, Callable[[], None]]:
-    """Returns the config of a new run that has its own copies of the data and the model that a program gave a run.
+    """Returns the config of a new run with its own copies of the data and the model that a program passed to a run.
 
     Also returns a function that copies them into the folder of the new run.
     """
@@ -111,12 +113,12 @@ def place_objects(run: Run, words: CommandWords, composed: ComposedConfig) -> tu
 
 
 def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> Plan:
-    """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
-    used.
+    """Makes the plan of an evaluation, which runs in one process. With `takes_all`, the run's `dataset.limit` is
+    ignored.
 
-    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
+    Raises ConfigError if the config is wrong, or requires several processes or a TPU.
     """
-    values = {"dataset.shards": 1, **({"dataset.limit": None} if takes_all else {})}  # its shards are for workers
+    values = {"dataset.shards": 1, **({"dataset.limit": None} if takes_all else {})}  # shards are for workers
     plan = make_plan(composed.set(values), EVALUATE)
     batch_size = plan.training.batch_size
     if not isinstance(batch_size, int) and batch_size != BY_SIZE:
@@ -127,7 +129,7 @@ def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> P
 
 
 def take_costs(plan: Plan, run: Run) -> Plan:
-    """Returns the plan of an evaluation with the costs of the run, unless the command gives some."""
+    """Returns the plan of an evaluation with the run's costs, unless the command sets costs."""
     if plan.evaluation.costs is not None or plan.evaluation.name == "none" or run.costs is None:
         return plan
     return set_values(plan, {"evaluation.threshold": {"cost": run.costs}})
@@ -136,7 +138,7 @@ def take_costs(plan: Plan, run: Run) -> Plan:
 def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Plan:
     """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
 
-    Raises ConfigError if it is not there, or if the run's dataset reads no file.
+    Raises ConfigError if it does not exist, or if the run's dataset reads no files.
     """
     if "://" not in file and not Path(file).expanduser().exists():
         raise ConfigError(f"--on {file}: there is no such file or folder")
@@ -150,7 +152,8 @@ def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Pl
 def make_evaluation_task(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluateModel:
     """Downloads the model of a run into a folder, and returns its evaluation on all examples of the plan's data.
 
-    The words are the command, of which a message says what to trust; `named` is the run that they name.
+    `words` is the command; an error about untrusted code suggests it with the missing flags. `named` is the run that
+    the command names.
     """
     command = complete_command(named.config, plan.trusted_modules or (), words)
     model = download_model(run.tracker, run.model, folder)
@@ -169,12 +172,12 @@ def format_model_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def answer_model(run: Run) -> Mapping[str, str]:
-    """Returns what a command answers about the run and its model to `--json`."""
+    """Returns a command's `--json` values for the run and its model."""
     return {"run_id": run.model.run_id, "model": str(run.model_uri)}
 
 
 def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
-    """Runs one worker to its end, and shows its stages and notes as they arrive.
+    """Runs one worker to its end, and shows its phases and notes as they arrive.
 
     Returns all events of the worker. Raises ConfigError if the worker refused its work, RunError if it failed, and
     Stopped if `stop` was set.
