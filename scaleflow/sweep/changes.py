@@ -56,11 +56,11 @@ class SweepInputs:
             return list_input_changes(before, self._latest, is_same_job=False)
 
     def find_changes(self, entries: Sequence[LedgerEntry], configs: Mapping[int, Config]) -> dict[int, list[str]]:
-        """Returns the files and lengths that have changed since jobs of earlier commands ran, by job number.
+        """Returns the files and lengths that changed since the jobs of earlier commands ran, by job number.
 
         Args:
-            configs: the configs of the jobs that this command requests, by number. Other jobs of the sweep are compared
-                in the files that they share with these.
+            configs: the configs of the jobs that this command requests, by number. Other jobs of the sweep are compared only
+                in files that they share with these jobs.
         """
         records: dict[int, Provenance] = {}
         folders: dict[int, Path] = {}
@@ -111,7 +111,7 @@ class SweepInputs:
 
 
 def merge_inputs(inputs: Sequence[Provenance]) -> Provenance:
-    """Returns inputs with the modules and the data files of several jobs."""
+    """Combines the modules and the data files of several jobs."""
     first = inputs[0]
     modules: dict[str, Any] = {}
     files: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def merge_inputs(inputs: Sequence[Provenance]) -> Provenance:
 
 
 def list_length_changes(folder: Path) -> list[str]:
-    """Names a new length of a job's run, if a command resumed it alone: `training.epochs became 3`."""
+    """Describes a job's new length, if a command resumed only this job's run: `training.epochs became 3`."""
     if not RunFolder(folder).count_resumes():
         return []
     length = RunState.read(folder).resumed_length

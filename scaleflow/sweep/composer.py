@@ -50,9 +50,9 @@ GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that a sweeper requests. A sweep keeps one for each of its jobs, so it holds no composed config."""
+    """A job that a sweeper requests. A sweep keeps all requests in memory, so they have no composed config."""
 
-    words: Sequence[str]  # the overrides that make the job, as the launcher got them
+    words: Sequence[str]  # the overrides of the job, as the launcher received them
     overrides: Sequence[str]  # the overrides of the job's own config, as Hydra's sweeper wrote them
     number: int  # the job's `hydra.job.num`
     config: dict[str, Any]  # the resolved config, as plain containers; jobs share their equal sections
@@ -132,7 +132,7 @@ class SweepJob:
 
     request: JobRequest
     entry: LedgerEntry
-    is_waiting: bool = False  # whether the job is to run: it is neither finished nor refused
+    is_waiting: bool = False  # whether the job must run: it is neither finished nor refused
     is_resumed: bool = False  # whether it continues a run that an earlier command began
     is_pruned: bool = False  # whether a sweeper stopped it
     #: The positions in the batch that request it; several if the sweeper proposes a config twice
@@ -273,16 +273,16 @@ class JobComposer:
         return first if is_same else section
 
     def name_folder(self, request: JobRequest, number: int) -> Path:
-        """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""
+        """Returns the folder that Hydra would use for a job with this `hydra.job.num`."""
         if request.refusal:
             return Path(self._sweep.hydra.sweep.dir, str(number)).absolute()
         with self.compose(request.words, number) as (config, _):
             return Path(config.hydra.runtime.output_dir)
 
     def prepare(self, request: JobRequest, folder: Path, is_resumed: bool) -> PreparedRun:
-        """Checks a job and prepares its run in a folder, which has a run that continues if `is_resumed`.
+        """Checks a job and prepares its run in a folder. If `is_resumed`, the run in the folder continues.
 
-        Raises ConfigError, naming the key, the value and what would work.
+        Raises ConfigError, which names the key, the value and a fix.
         """
         refuse_resume(request)
         with self.compose(request.words, request.number) as (config, _):
@@ -394,7 +394,7 @@ def list_references(cached: CachedConfig, words: Sequence[str]) -> frozenset[str
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:
-    """Sets what Hydra's own part of a config says about a job: its overrides, its number and its folder."""
+    """Sets a job's overrides, number and folder in Hydra's own part of a config."""
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = config.hydra.job.num = number
         config.hydra.overrides.task = list(overrides)
@@ -423,8 +423,8 @@ class JobCallbacks:
 
     Args:
         context: Hydra's context, with the callbacks.
-        composer: composes the configs that they get.
-        task: the task function that they get.
+        composer: composes the configs to pass to them.
+        task: the task function to pass to them.
     """
 
     def __init__(self, context: HydraContext, composer: JobComposer, task: Any) -> None:

@@ -1,7 +1,7 @@
 """Checks that jobs with the same work start with the same losses, as every synchronous strategy must.
 
-A strategy can look fast because it trains on other data. The check compares `train/loss`, which is the mean over the
-first epoch so far, at steps at which both jobs logged it: at least the first step and the end of the epoch.
+A strategy can look fast because it trains on different data. The check compares `train/loss`, the mean over the
+first epoch so far, at steps where both jobs logged it: at least the first step and the end of the epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALF_PRECISION_TOLERANCE = 5e-2
 
 GLOBAL_BATCH = "resolved.global_batch_size"
 
-#: Params that do not affect the losses, besides those that do not change what a run computes.
+#: Params that do not affect the losses, in addition to params that do not affect the computation.
 LOSS_NEUTRAL_PARAMS = (
     *("strategy", "hardware", "cluster", "precision", "resolved", "experiment"),
     *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
@@ -97,7 +97,7 @@ def compare_with_reference(job: Job, reference: Job, swept: Sequence[str], check
 
 
 def describe_work(run: RunState) -> frozenset[tuple[str, str]]:
-    """Returns the params that decide a job's losses: and the global batch size."""
+    """Returns the params that decide a job's losses, including the global batch size."""
     params = {
         key: value
         for key, value in run.params.items()
@@ -108,7 +108,7 @@ def describe_work(run: RunState) -> frozenset[tuple[str, str]]:
 
 
 def find_difference(run: RunState, reference: RunState) -> str:
-    """Describes the first step at which the losses of two runs differ; empty if they are the same."""
+    """Describes the first step where the losses of two runs differ; empty if they are equal."""
     tolerance = choose_tolerance(run, reference)
     losses = list_first_losses(run)
     reference_losses = list_first_losses(reference)

@@ -59,7 +59,7 @@ class LedgerEntry:
         return " ".join(select_swept(self.overrides, swept)) or f"job {self.number}"
 
     def restart(self, folder: str) -> None:
-        """Lets the job run again, in another folder. Its earlier run stays where it is."""
+        """Makes the job run again in another folder. Its earlier run stays in its folder."""
         self.folder = folder
         self.status = "waiting"
         self.reason = ""
@@ -92,7 +92,9 @@ class Ledger:
     def save(self) -> None:
         """Writes the file atomically."""
         head = json.dumps({"base": self.base, "swept": self.swept}, default=str)
-        jobs = ",\n".join(json.dumps(vars(entry)) for entry in self.entries)  # quick: it is written at each change
+        jobs = ",\n".join(
+            json.dumps(vars(entry)) for entry in self.entries
+        )  # fast, because the file is written at each change
         replace_text(self.files.ledger, f'{head[:-1]}, "jobs": [\n{jobs}\n]}}\n')
 
     def find_entry(self, identity: str, repeat: int) -> LedgerEntry | None:
@@ -132,7 +134,7 @@ class Ledger:
         self.swept = all_swept
 
     def _check_base(self, now: Config, swept: Sequence[str]) -> None:
-        """Raises ConfigError, naming the keys, if common values differ from those of earlier commands."""
+        """Raises ConfigError, which names the keys, if common values differ from earlier commands."""
         changed = []
         for key, before in self.base.items():
             if key in now and now[key] != before and not is_under(key, swept):

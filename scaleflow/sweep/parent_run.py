@@ -97,11 +97,11 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
 
 
 def load_best_predictions(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> list[tuple[str, Predictions]]:
-    """Loads the predictions of the first `MAX_COMPARED` finished jobs, with labels. Jobs without any are left out."""
+    """Loads the predictions of the first `MAX_COMPARED` finished jobs, with labels. Skips jobs without predictions."""
     finished = [(label, job) for label, job in jobs if job.is_finished]
     predictions = []
     for label, job in finished[:MAX_COMPARED]:
-        with contextlib.suppress(ConfigError):  # it kept none
+        with contextlib.suppress(ConfigError):  # the job kept no predictions
             predictions.append((f"#{job.entry.number} {label}", load_job_predictions(folder, job)))
     return predictions
 
@@ -160,7 +160,7 @@ class NoInputs:
 
 
 def write_pooled(folder: Path, job: RepeatedJob, plan: Plan, hooks: FeatureHooks) -> list[Path]:
-    """Writes the predictions of all folds of a job and their figures, and what features make of them.
+    """Writes the predictions of all folds of a job, their figures and the features' results.
 
     Returns the files. Writes nothing if the folds have kept no predictions.
     """
@@ -189,7 +189,7 @@ def write_pooled(folder: Path, job: RepeatedJob, plan: Plan, hooks: FeatureHooks
 
 
 def ignore_event(event: Event) -> None:
-    """Drops an event: a sweep has none."""
+    """Drops an event, because a sweep has no events."""
 
 
 def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
@@ -312,7 +312,7 @@ class ParentRun(CommandRun):
         self.add(values, files, tags={**tags, **self.tags}, text=text, step=report.finished)
 
     def _make_best_tags(self, report: SweepReport) -> dict[str, str]:
-        """Returns the tags that name the best job; none if no job is best."""
+        """Returns the tags that name the best job; empty if no job is best."""
         if report.best is None:
             return {}
         entry, _ = report.best
@@ -327,7 +327,7 @@ class ParentRun(CommandRun):
     def conclude(self, report: SweepReport, status: Status, error: str, hooks: FeatureHooks | None) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run.
 
-        Without `hooks`, no job ran in this command: it adds nothing about the folds of the best job.
+        Without `hooks` no job ran in this command, so nothing is added about the folds of the best job.
         """
         self.update(report)
         print_line = Display(sys.stdout).print_line

@@ -38,7 +38,7 @@ class JobPlanner:
 
     Attributes:
         jobs: all jobs of this command so far.
-        inputs: reads the code and the data files of the jobs.
+        inputs: reads the code and data files of the jobs.
         is_resumed: whether the ledger has jobs of earlier commands.
         tags: tags of the sweep's own run: which results are older than the code or the data.
         plan: the plan of the first job that can run; None until then.
@@ -58,7 +58,7 @@ class JobPlanner:
         self.needs_server = False
 
     def plan_jobs(self, turns: Sequence[tuple[int, JobRequest]], options: Sweep) -> list[SweepJob]:
-        """Returns the jobs that are new to this command, and shows why a job cannot run.
+        """Returns the jobs that are new to this command, and prints why a job cannot run.
 
         Args:
             turns: (position in the batch, request) for each run.
@@ -87,7 +87,7 @@ class JobPlanner:
         """Raises ConfigError if the jobs differ from the jobs of earlier commands in more than the swept keys."""
         base = find_common_leaves([request.config for request in requests])
         for request in requests:
-            for key in request.references:  # its value follows from another key
+            for key in request.references:  # its value depends on another key
                 base.pop(key, None)
         self._ledger.check(base, self._swept, may_change=policy in ("new", "rerun", "keep"))
 
@@ -154,7 +154,7 @@ class JobPlanner:
     def _check_job(self, job: SweepJob) -> ConfigError | None:
         """Checks a job, unless it has finished. Returns the error if it cannot run.
 
-        A job is prepared again just before it runs: the runs of a thousand jobs would take much memory.
+        The job is prepared again just before it runs, because a thousand prepared runs would take much memory.
         """
         entry = job.entry
         folder = self._folder / entry.folder
@@ -195,7 +195,7 @@ def note_kept_results(entries: Sequence[LedgerEntry], changes: Mapping[int, Sequ
 
 
 def show_ended(entries: Sequence[LedgerEntry]) -> None:
-    """Shows that jobs have ended before, the first ones with a line each."""
+    """Prints that jobs have already ended, with one line for each of the first jobs."""
     for entry in entries[:MAX_LINES]:
         JobDisplay(sys.stdout, entry.number).print_line(f"is already {entry.status}")
     if len(entries) > MAX_LINES:

@@ -14,7 +14,7 @@ from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.sweep_report import SweepReport
 
-#: Statuses after which a job does not change before it runs again.
+#: Statuses that do not change until the job runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
 
 #: The share of the time that reports may take while jobs run. A report about many jobs takes longer.

@@ -170,7 +170,7 @@ class RepeatedJob:
         return stdev(values) if self.are_folds and len(values) > 1 else None
 
     def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunState]:
-        """Returns the run with the best value of a metric, which all runs must have. Warm-ups do not count."""
+        """Returns the run with the best value of a metric. All runs must have the metric. Warm-ups do not count."""
         choose = max if is_larger_better else min
         return choose(self.without_warm_ups, key=lambda member: member[1].metrics[metric])
 
@@ -207,8 +207,8 @@ def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunSt
     """Chooses whether smaller or larger values of a metric are better.
 
     Args:
-        direction: the sweeper's option of this name, which ends in `minimize` or `maximize`; None if it has none.
-        runs: the runs of the jobs, which know their metrics.
+        direction: the sweeper's option `direction`, which ends in `minimize` or `maximize`; None without one.
+        runs: the runs of the jobs; they know directions of their metrics.
     """
     if typed in ("min", "max"):
         return "max" if typed == "max" else "min"
@@ -284,7 +284,7 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
 
 
 def read_best_job(folder: Path, parent: str) -> BestJob:
-    """Reads the best job of the sweep in a folder. An error has the folder as the user typed it, `parent`."""
+    """Reads the best job of the sweep in a folder. Errors name the folder as the user typed it, `parent`."""
     tags = RunState.read(folder).tags
     check_sweep_tags(parent, tags)
     entry = Ledger.load(RunFolder(folder)).get_entry(int(tags[BEST]))

@@ -58,7 +58,7 @@ class SweepRunner:
         task: the task function of Hydra's app, for callbacks.
 
     Attributes:
-        watch: a function that gets the positions of a job in the batch and each of its events. If it returns True, the
+        watch: a function that receives the positions of a job in the batch and each of its events. If it returns True, the
             job is stopped and counts as pruned.
 
     Raises ConfigError if `n_jobs` is less than 1, or if the folder cannot be used.
@@ -86,7 +86,7 @@ class SweepRunner:
         self._server = ""  # the address of the fork server
         self._is_started = False
         self._timer: threading.Timer | None = None  # ends the sweep after `sweep.max_seconds`
-        self._shown_notes: set[str] = set()  # a note that several jobs have is shown once
+        self._shown_notes: set[str] = set()  # a note of several jobs is shown only once
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
         mask_sweep_config(files.sweep_config)
 
@@ -97,11 +97,11 @@ class SweepRunner:
 
     @property
     def limit(self) -> str:
-        """The limit that ended the sweep, as it was typed; empty if none did."""
+        """The limit that ended the sweep, as typed; empty without such a limit."""
         return self._stop.limit
 
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-        """Runs a batch of jobs, given the overrides of each, and waits for them.
+        """Runs a batch of jobs, one per list of overrides, and waits for them.
 
         Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), the mean over folds,
         or NaN if one of them did not finish. Raises ConfigError if none of the jobs can run.
@@ -195,7 +195,7 @@ class SweepRunner:
                 on_event=partial(self._handle_event, job, run.spec.plan, stop),
                 facts=self._progress.facts,
             )
-        except ConfigError as refusal:  # what the job needs is gone since it was checked
+        except ConfigError as refusal:  # something that the job needs has disappeared since the check
             outcome = Outcome(REFUSED, error=str(mask_secrets(str(refusal))))
         except Exception as error:  # the other jobs continue
             display.print_error(str(mask_secrets(traceback.format_exc())))
@@ -239,9 +239,9 @@ class SweepRunner:
             job.is_pruned = True
 
     def _start(self) -> None:
-        """Starts the parts that all jobs share: the handling of signals, the timer, and the fork server.
+        """Starts everything that all jobs share: signal handling, the timer and the fork server.
 
-        The fork server is needed for jobs on this machine only.
+        Only jobs on this machine need the fork server.
         """
         if not self._is_started:
             self._is_started = True
@@ -316,7 +316,7 @@ class SweepRunner:
         remove_created(self._folder)
 
     def _send_earlier_jobs(self) -> None:
-        """Sends the rest of jobs that earlier commands could not record. Stops when the store does not answer."""
+        """Sends events of jobs that earlier commands could not record. Stops when the store does not answer."""
         for job in self._planner.jobs:
             is_earlier = job.entry.is_finished and not job.is_waiting
             if is_earlier and not repair_quietly(self._folder / job.entry.folder):

@@ -57,10 +57,10 @@ TEXT_COLUMNS = ("best", "status", "first losses")
 #: Columns of examples/s, which have no decimals.
 RATE_COLUMNS = ("examples/s", "least", "most")
 
-#: Columns that a terminal has no room for.
+#: Columns that are not shown on a terminal.
 HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
 
-#: Columns that a narrow terminal leaves out, the first one first.
+#: Columns that a narrow terminal leaves out, in this order.
 LESS_IMPORTANT = ("first step s", "step ms", "examples/s")
 
 #: Metrics that the report of a rare class adds to a run. Its accuracy says little.
@@ -256,7 +256,7 @@ class SweepReport:
 
     @property
     def ranking(self) -> str:
-        """Says which job is the best, or why none is."""
+        """Describes the best job, or why there is none."""
         if self.best is not None:
             order = "largest" if self._mode == "max" else "smallest"
             return f"best job ({BEST_MARK}): the one with the {order} {self.metric} (sweep.metric)"
@@ -294,7 +294,7 @@ class SweepReport:
     def table(self) -> str:
         """Returns JSON as `mlflow.log_table` writes it, with five digits to fit MLflow's UI. The CSV has all digits."""
         data = [list(map(round_number, cells)) for cells in self._list_cells()]
-        columns = [column.replace(".", "/") for column in self.columns]  # MLflow's UI shows a column with a dot blank
+        columns = [column.replace(".", "/") for column in self.columns]  # MLflow's UI leaves a column with a dot blank
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
@@ -342,7 +342,7 @@ class ScalingEfficiency:
         choices: the keys that vary. Without the keys of `SCALE_SECTIONS` they identify the work of a job.
 
     Attributes:
-        has_replicas: whether a job has several replicas. Otherwise the efficiency says nothing.
+        has_replicas: whether a job has several replicas. Otherwise the efficiency is meaningless.
         reason: why no job has an efficiency; empty if one may have it.
     """
 
