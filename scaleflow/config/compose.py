@@ -316,7 +316,7 @@ def override_key(override: str) -> str:
 
 
 def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str], in_all: bool) -> list[str]:
-    """Lists the keys that exist with all given combinations of options (`in_all`), or with at least one."""
+    """Lists the keys that exist with all combinations of options (`in_all`), or with at least one."""
     keys_of_choices = [list_keys(hydra.compose("config", overrides=[*search, *choice])) for choice in choices]
     every = dict.fromkeys(itertools.chain.from_iterable(keys_of_choices))
     return [key for key in every if not in_all or all(key in keys for keys in keys_of_choices)]
@@ -374,7 +374,7 @@ HYDRA_LOCK = threading.RLock()
 class ComposedConfig:
     """The composed config of a command."""
 
-    config: Any  # with interpolations; or plain containers, which have none
+    config: Any  # with interpolations; or plain containers, without interpolations
     choices: Mapping[str, str] = field(default_factory=dict)  # the option chosen in each config group
     search: Sequence[str] = ()  # folders to search for the modules of `_target_`; the first match counts
     folder: Path = Path()  # the folder of the run. `compose_config` does not create it.

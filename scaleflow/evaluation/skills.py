@@ -163,7 +163,7 @@ def find_useless_skills(before: Mapping[str, Skill], now: Mapping[str, Skill]) -
     """Returns the skills of which a model has less than half of another model's, in the form of `find_lost_skills`.
 
     The user may choose the threshold on which the balanced accuracy depends. So if there is an AUC, a lower balanced
-    accuracy counts only if the model has none left, as with the same class for all examples.
+    accuracy counts only if the model has no skill left, for instance if all examples get the same class.
     """
     lost = {}
     for name, skill in before.items():

@@ -1,4 +1,4 @@
-"""Tells how the user types scaleflow's commands, for messages that name a command."""
+"""Finds how the user types scaleflow's commands, for messages that name a command."""
 
 import shlex
 import shutil

@@ -195,7 +195,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Plateau:
-    """`optimizer.plateau`: when a value counts as no longer improving. `metric` is an alias of `monitor`."""
+    """`optimizer.plateau`: when a value has stopped improving. `metric` is an alias of `monitor`."""
 
     monitor: str = "val/loss"
     patience: int = field(default=3, metadata={"at_least": 1})

@@ -52,7 +52,7 @@ Config = dict[str, Any]
 
 
 def find_folder_to_resume(named: str, composed: Config) -> Path:
-    """Returns the folder of a run, given its path, its id in the store, or the URI of its model."""
+    """Returns the folder of a run that is named by its path, its id in the store, or the URI of its model."""
     folder = Path(named).expanduser()
     if RunFolder(folder).ledger.is_file():
         raise ConfigError(

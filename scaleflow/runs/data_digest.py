@@ -218,14 +218,14 @@ def identify_split(digest: str, covers: str, files: Mapping[str, str]) -> dict[s
 
 
 def describe_coverage(files: Mapping[str, str]) -> str:
-    """Says in words what the digests of files cover."""
+    """Describes the coverage of the digests of files."""
     if any(not digest.startswith(f"{WHOLE}:") for digest in files.values()):
         return "a sample of each large file"
     return FILES if len(files) < MAX_FILES else f"the first {MAX_FILES:,} files"
 
 
 def read_split_digests(files: RunFolder) -> SplitDigests:
-    """Returns the digests of the data of the run's last training; empty if it has none."""
+    """Returns the digests of the data of the run's last training; empty if it was never trained."""
     described = [event for event in EventReader(files.events).read() if isinstance(event, DatasetDescribed)]
     return described[-1].splits if described else {}
 

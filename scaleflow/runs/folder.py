@@ -271,7 +271,7 @@ class RunFolder:
         try:
             yield
         finally:
-            if self.manifest.exists():  # without a manifest there is no run, and none of its files stay
+            if self.manifest.exists():  # without a manifest there is no run, and its files are removed
                 self._write_manifest({"before": before, "files": self.split_files(is_complete=False)[0]})
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:

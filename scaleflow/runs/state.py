@@ -161,7 +161,7 @@ class RunState:
 
     @property
     def status(self) -> Status | None:
-        """FINISHED, FAILED or KILLED; None while the run is open, or if there is none."""
+        """FINISHED, FAILED or KILLED; None while the run is open, or without a run."""
         return None if self.is_open else self.last_status
 
     @property

@@ -59,8 +59,8 @@ class SweepInputs:
         """Returns the files and lengths that changed since the jobs of earlier commands ran, by job number.
 
         Args:
-            configs: the configs of the jobs that this command requests, by number. Other jobs of the sweep are compared only
-                in files that they share with these jobs.
+            configs: the configs of the jobs that this command requests, by number. Other jobs of the sweep are compared
+                only in files that they share with these jobs.
         """
         records: dict[int, Provenance] = {}
         folders: dict[int, Path] = {}
@@ -132,7 +132,7 @@ def list_length_changes(folder: Path) -> list[str]:
 def list_input_changes(before: Provenance, now: Provenance, is_same_job: bool) -> list[str]:
     """Names the files that differ now: `nets.py changed`.
 
-    Files that were in an object store are not compared. If none of the data is on this machine, no data files are.
+    Files that were in an object store are not compared. If all data is elsewhere, no data files are compared.
 
     Args:
         is_same_job: whether both inputs belong to one job. Otherwise only files that both have are compared.

@@ -219,9 +219,9 @@ class JobComposer:
 
     @functools.cached_property
     def _groups(self) -> frozenset[str]:
-        """The config groups, also of folders that the command adds."""
+        """The config groups, including groups in folders that the command adds."""
         name = self._sweep.hydra.job.config_name
-        # Read without interpolations, because Hydra takes `hydra.sweep.subdir=${...}` as it was typed.
+        # Read without interpolations, because Hydra needs `hydra.sweep.subdir=${...}` as typed.
         overrides: Any = OmegaConf.to_container(self._sweep.hydra.overrides.hydra, resolve=False)
         return frozenset(self._loader.get_group_options("", ObjectType.GROUP, name, overrides))
 

@@ -58,8 +58,8 @@ class SweepRunner:
         task: the task function of Hydra's app, for callbacks.
 
     Attributes:
-        watch: a function that receives the positions of a job in the batch and each of its events. If it returns True, the
-            job is stopped and counts as pruned.
+        watch: a function that receives the positions of a job in the batch and each of its events. If it returns True,
+            the job is stopped and counts as pruned.
 
     Raises ConfigError if `n_jobs` is less than 1, or if the folder cannot be used.
     """

@@ -173,7 +173,7 @@ class TrainingSetup:
         splits: the splits after `debug.subset`.
         export: writes the trained model to a folder and returns the digest of its weights. With a second argument it
             writes the model in its present state.
-        kept: the split whose predictions are kept; None if none are kept.
+        kept: the split whose predictions are kept; None if predictions are not kept.
         answers: learns from the validation rows; None if `evaluation` requests nothing.
         hooks: the hooks of the run's features, by feature name.
     """

@@ -178,7 +178,7 @@ class KeptSplit:
     keeper: PredictionKeeper
     outputs: OutputStructure
     reader: ExampleReader
-    #: Reads the column `evaluation.id` of examples; None if there is none
+    #: Reads the column `evaluation.id` of examples; None without such a column
     read_id: Callable[[Array], Mapping[str, Any]] | None
     rule: Split  # `dataset.split` of the run
     options: EvaluationOptions  # `evaluation` of the run

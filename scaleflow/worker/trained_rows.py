@@ -55,7 +55,7 @@ def write_seen(
 
 
 def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
-    """Returns the names of inputs that are equal in kind and shape. Raises ConfigError if there are none."""
+    """Returns the names of inputs that are equal in kind and shape. Raises ConfigError if no input is equal."""
     kinds = []
     for each in (examples, others):
         inputs = name_leaves(next(each.iterate(lambda inputs, *_: inputs), {}))
