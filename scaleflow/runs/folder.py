@@ -37,7 +37,7 @@ PROCESS_FILES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jso
 _HASH = "[0-9a-f]" * 16
 OBJECT_FILES = (f"data-{_HASH}.feather", f"data-{_HASH}.npz", f"model-{_HASH}.keras")
 
-#: The copy of the Keras file from which a run with `model=keras_file` starts, as a pattern.
+#: The copy of the initial Keras file of a run with `model=keras_file`, as a pattern.
 SOURCE_MODEL = "source_model.*"
 
 #: Files of `OBJECT_FILES` and `SOURCE_MODEL` above this size in bytes are not logged with the run.
@@ -81,7 +81,7 @@ class RunFolder:
     config = FolderEntry("config.yaml")  # the composed config; references between keys are kept, secrets are masked
     interpolations = FolderEntry("interpolations.yaml")  # the interpolations whose values are in config.yaml
     overrides = FolderEntry("overrides.yaml")  # as they were typed
-    answers = FolderEntry("answers.json")  # what another run's validation rows decided; a refit uses it
+    answers = FolderEntry("answers.json")  # answers that another run's validation rows decided; a refit uses them
     environment = FolderEntry("environment.txt")  # the versions of all installed packages
     provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
     provenance_folder = FolderEntry("provenance")  # code, packages, data and machine of the run

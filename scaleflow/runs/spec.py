@@ -115,7 +115,7 @@ class RunSpec:
     def without_credentials(self) -> RunSpec:
         """Returns the spec for a worker, without the store's credentials and the launcher's own values.
 
-        Of the tracking options only the address is masked: a password may equal another value, such as `mlflow`. A
+        Among the tracking options only the address is masked: a password may equal another value, such as `mlflow`. A
         worker may have the typed address, because it uses no store.
         """
         from scaleflow.config.plan import set_values  # `scaleflow --help` imports this module, and needs no rules

@@ -33,7 +33,7 @@ from scaleflow.runs.spec import RunSpec
 #: The maximum total size of the copied modules.
 CODE_BYTES = 384 << 10
 
-#: Changed files are digested up to this total size, small ones first. Of the others only names and sizes are compared.
+#: Changed files are digested up to this total size, small ones first. For the others only names and sizes are compared.
 DIGESTED_BYTES = 256 << 20
 
 

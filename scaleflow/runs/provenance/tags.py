@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # MLflow imports this module in every process that uses it
     from scaleflow.runs.provenance.machine import Package
     from scaleflow.runs.provenance.record import CodeRecord
 
-#: The environment variable that names the folder of the run for which this process works.
+#: The environment variable that names the folder of this process's run.
 INSIDE = "SCALEFLOW_RUN_FOLDER"
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
