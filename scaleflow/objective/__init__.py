@@ -1,4 +1,4 @@
-"""The objective: the loss that is minimised, and the metrics that are reported."""
+"""The objective of a run: the loss to minimise and the metrics to report."""
 
 from scaleflow.objective.kinds import rank_classes, sum_positions
 from scaleflow.objective.losses import Loader, plain_name

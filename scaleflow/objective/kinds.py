@@ -1,7 +1,7 @@
-"""The loss and the metrics of each kind of target; metrics as sums over examples (means, R2, balanced accuracy).
+"""The default loss and metrics for each kind of target.
 
-Models return logits (or values), never probabilities. Values of each position are averaged to those of an example,
-without the targets that count nowhere (`Outputs.ignore`).
+Metrics are computed from sums over examples. Models return logits (or values), never probabilities. If an output has
+several positions, an example's value is the mean over its positions. Ignored targets (`Outputs.ignore`) are left out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scaleflow.interfaces import MAX_CONFUSION_CLASSES, Measure, Mode, Outputs, 
 
 
 def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
-    """Returns whether targets are mixup's shares of the classes [b, ..., classes], and not integer classes [b, ...]."""
+    """Returns True for the soft targets of mixup [b, ..., classes], False for integer classes [b, ...]."""
     return bool(targets.shape.rank == outputs.shape.rank)
 
 
 def find_counted(described: Outputs, targets: tf.Tensor) -> tf.Tensor | None:
-    """Returns 1 for each target that counts and 0 for `Outputs.ignore`, float32; None if all of them count.
+    """Returns 1 for each target that counts and 0 for each ignored one, float32; None if no target can be ignored.
 
-    Raises ConfigError if the targets are mixup's shares, in which ignored targets are no longer visible.
+    Raises ConfigError for the soft targets of mixup: they no longer show which targets were ignored.
     """
     if described.ignore is None:
         return None
@@ -40,21 +40,21 @@ def find_counted(described: Outputs, targets: tf.Tensor) -> tf.Tensor | None:
 
 
 def replace_ignored(targets: tf.Tensor, counted: tf.Tensor | None) -> tf.Tensor:
-    """Replaces ignored targets by 0, which is valid for each kind, so that no loss of them is NaN."""
+    """Replaces ignored targets by 0. That is valid for every kind of target, so their loss is not NaN."""
     return targets if counted is None else tf.where(counted > 0, targets, tf.zeros_like(targets))
 
 
-#: Minus the logit of a class that a wrong answer surely does not say.
+#: In a wrong answer, the true class has the logit -WRONG_LOGIT, that is, probability 0.
 WRONG_LOGIT = 1e9
 
-#: The logit of the class that a wrong answer says; all others but the true one have 0. So no two classes are predicted.
+#: The logit of the class that a wrong answer predicts. The remaining classes have 0, so there is no tie.
 FIRST_LOGIT = 1e-3
 
 
 def find_not_finite(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns which targets that count have an output that is no answer: NaN, or not finite, [b, ...] bool.
+    """Returns True where a target counts but its output is NaN or infinite, [b, ...] bool.
 
-    A class may have the logit -inf, if another one has a finite logit.
+    Classes may have the logit -inf, as long as the largest logit is finite.
     """
     if described.kind == "classification":
         largest = tf.reduce_max(outputs, axis=-1)
@@ -70,9 +70,10 @@ def find_not_finite(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) 
 def clear_uncounted(
     described: Outputs, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Replaces outputs that are not finite by 0 where the target does not count, as NaN * 0 is NaN.
+    """Replaces NaN and infinite outputs by 0 where the target does not count: NaN * 0 would be NaN.
 
-    `weights` are those of the examples, [b]: with 0, no target of an example counts.
+    Args:
+        weights: the weights of the examples [b]. No target of an example with weight 0 counts.
     """
     counted = find_counted(described, targets)
     is_counted = tf.ones(tf.shape(targets), tf.bool) if counted is None else counted > 0
@@ -84,10 +85,10 @@ def clear_uncounted(
 
 
 def make_answers_wrong(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor, is_bad: tf.Tensor) -> tf.Tensor:
-    """Returns outputs that are wrong answers where `is_bad`; values stay as they are, so that their errors are NaN.
+    """Replaces the outputs at `is_bad` by wrong answers. Regression outputs stay unchanged, so their errors are NaN.
 
-    A wrong answer gives the true class the probability 0, and all other classes nearly the same one. It says the first
-    of these.
+    A wrong answer gives the true class the probability 0 and all other classes nearly equal probabilities. It predicts
+    the first of them.
     """
     if described.kind == "regression":
         return outputs
@@ -108,7 +109,7 @@ Answers = Callable[[Any, Any, tf.Tensor], tuple[Any, Any, tf.Tensor]]
 
 
 def make_answers(described: Outputs) -> Answers:
-    """Makes `Objective.answers` for one output."""
+    """Returns `Objective.answers` for one output."""
 
     def answers(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def judge() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -127,7 +128,7 @@ def make_answers(described: Outputs) -> Answers:
 
 
 def average_positions(values: tf.Tensor, counted: tf.Tensor | None = None) -> tf.Tensor:
-    """Averages [b, ...] over the positions of each example that count, to [b]. 0 if none of an example's counts."""
+    """Averages values [b, ...] over the counted positions of each example, to [b]. The mean is 0 if none counts."""
     if values.shape.rank == 1 and counted is None:
         return values
     values = flatten_examples(values)
@@ -143,22 +144,22 @@ def flatten_examples(values: tf.Tensor) -> tf.Tensor:
 
 
 def spread_weights(weights: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Repeats the examples' weights [b] for each value of `like` [b, ...]."""
+    """Repeats the examples' weights [b] to the shape of `like` [b, ...]."""
     return tf.reshape(weights, [-1] + [1] * (like.shape.rank - 1)) * tf.ones_like(like, tf.float32)
 
 
 Array = np.ndarray[Any, Any]
 
-#: (targets, outputs) -> (a value for each target that is measured [b, ...], which of them count [b, ...] or None).
+#: (targets, outputs) -> (values [b, ...], 1 where a value counts and 0 elsewhere [b, ...], or None if all count).
 Values = Callable[[Any, Any], tuple[tf.Tensor, tf.Tensor | None]]
 
 
 def mean_measure(name: str, values: Values, ignores: bool, finish: Callable[[float], float] = float) -> Measure:
-    """Makes a mean over all targets that count.
+    """Returns a measure: the mean over all targets that count.
 
     Args:
-        ignores: whether some targets may not count.
-        finish: is applied to the mean.
+        ignores: whether the dataset can have ignored targets.
+        finish: a function to apply to the mean, such as the square root.
     """
 
     def sum_examples(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
@@ -176,14 +177,14 @@ def mean_measure(name: str, values: Values, ignores: bool, finish: Callable[[flo
 
 
 def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, center: float = 0.0) -> Measure:
-    """Makes R2, the mean over the outputs of 1 - (squared error / squared deviation from the mean target).
+    """Returns the measure R2: 1 - (squared error / squared deviation from the mean target), averaged over columns.
 
-    An output whose targets are all equal counts 1 if it is predicted exactly, and 0 otherwise, as in scikit-learn.
+    As in scikit-learn, a column whose targets are all equal has R2 = 1 if all its predictions are exact, else 0.
 
     Args:
         targets_of, outputs_of: return targets and outputs [b, ..., columns].
         columns: the size of the last axis.
-        center: near the mean of the targets: squares of distances from it are summed.
+        center: a value near the mean of the targets. The measure sums squared distances from it.
     """
 
     def sum_squares(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
@@ -203,7 +204,7 @@ def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, 
         count, true, squared, error = np.reshape(sums, [4, columns])
         with np.errstate(divide="ignore", invalid="ignore"):
             deviation = np.maximum(squared - true**2 / count, 0)
-            is_constant = deviation <= 1e-14 * squared  # what rounding leaves
+            is_constant = deviation <= 1e-14 * squared  # rounding can leave that much instead of 0
             r2 = np.where(is_constant, np.where(error > 0, 0.0, 1.0), 1 - error / deviation)
         return [float(np.mean(r2[count > 0])) if (count > 0).any() else float("nan")]
 
@@ -211,10 +212,10 @@ def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, 
 
 
 def balanced_accuracy_measure(name: str, decide: Callable[[Any, Any, Any], Any], classes: int) -> Measure:
-    """Makes balanced accuracy: the mean over the classes that occur of the share of their targets that are found.
+    """Returns the measure balanced accuracy: the mean recall of the classes that occur.
 
     Args:
-        decide: as `Objective.decide`, but with weights in place of the mask.
+        decide: like `Objective.decide`, but with weights instead of the mask.
     """
 
     def count_found(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
@@ -234,7 +235,7 @@ def divide(value: float, total: float) -> float:
     return float(value) / float(total) if total else float("nan")
 
 
-#: (targets, outputs) of one output -> the loss of each target [b, ...], before it is averaged over positions.
+#: (targets, outputs) of one output -> the loss of each target [b, ...], not yet averaged over positions.
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 #: (targets, outputs, weights [b]) -> the true and the predicted class [n], and their weights [n].
@@ -243,13 +244,13 @@ Decide = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor,
 
 @dataclass(frozen=True)
 class Defaults:
-    """The loss and the metrics of one output by its kind. Targets and outputs are tensors [b, ...].
+    """The default loss and metrics of one output. Targets and outputs are tensors [b, ...].
 
     Attributes:
         loss: the loss of each target.
         measures, evaluation_measures, modes: as in `Objective`.
-        classes: the number of classes, if targets are classes and there is a confusion matrix; otherwise None.
-        decide: with `classes`.
+        classes: the number of classes in the confusion matrix; None if there is no confusion matrix.
+        decide: returns true and predicted classes for that matrix; None if `classes` is None.
     """
 
     loss: Loss
@@ -291,7 +292,7 @@ def defaults_for(described: Outputs) -> Defaults:
 
 
 def with_counted(described: Outputs, value: Loss) -> Values:
-    """Returns a function that computes values for valid targets, and which of them count."""
+    """Returns a function that replaces ignored targets, computes `value`, and also returns which targets count."""
 
     def values(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         counted = find_counted(described, targets)
@@ -304,21 +305,24 @@ def with_counted(described: Outputs, value: Loss) -> Values:
 
 
 def crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Computes the losses [b, ...] from integer classes [b, ...], or from mixup's shares [b, ..., classes]."""
+    """Computes the cross-entropy [b, ...] for integer classes [b, ...] or soft targets of mixup [b, ..., classes]."""
     if is_shares(targets, outputs):
         return keras.losses.categorical_crossentropy(targets, outputs, from_logits=True)
     return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
 
 
 def class_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Computes whether the class is found [b, ...]; with shares, the class with the largest share is the true one."""
+    """Returns 1 where the predicted class is the true one, else 0, [b, ...].
+
+    The true class of a soft target is the class with the largest share.
+    """
     if is_shares(targets, outputs):
         return keras.metrics.categorical_accuracy(targets, outputs)
     return keras.metrics.sparse_categorical_accuracy(targets, outputs)
 
 
 def decide_classes(described: Outputs) -> Decide:
-    """Makes `Objective.decide` for classes, and for 0 or 1."""
+    """Returns the function `Decide` for classification and binary targets."""
 
     def decide(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         counted = find_counted(described, targets)
@@ -349,7 +353,7 @@ def binary_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def exact_match(described: Outputs) -> Values:
-    """Makes a function that returns 1 for each example [b] with all labels correct, else 0."""
+    """Returns a function that gives 1 for each example [b] with all labels correct, else 0."""
 
     def values(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         counted = find_counted(described, targets)
@@ -376,7 +380,7 @@ def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def make_pinball_loss(levels: Sequence[float]) -> Loss:
-    """Makes the mean over the levels of the pinball loss, whose optimum is the quantile (Koenker and Bassett 1978)."""
+    """Returns the pinball loss, averaged over the levels. Its optimum is the quantile (Koenker and Bassett 1978)."""
 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         errors = subtract(targets[..., None], outputs)
@@ -387,23 +391,23 @@ def make_pinball_loss(levels: Sequence[float]) -> Loss:
 
 
 def subtract(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns the errors in float32, without rounding what they are the difference of."""
+    """Returns targets - outputs in float32. It subtracts in float64, so close values lose no digits."""
     return tf.cast(tf.cast(targets, tf.float64) - tf.cast(outputs, tf.float64), tf.float32)
 
 
-#: With more classes, the positions of each class are not counted.
+#: With more classes, `sum_positions` returns no counts by class.
 MAX_COUNTED_CLASSES = 64
 
 
 def rank_classes(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the most likely class of each example, and what the model says of the true one.
+    """Returns the predicted class of each example, its probability, and the probability and rank of the true class.
 
     Returns:
-        `prediction` [b] int32, its `probability` [b], `target_probability` [b], and `target_rank` [b] int32, which is 1
-        if no other class is more likely.
+        `target` [b], `prediction` [b] int32, `probability` [b] of the prediction, `target_probability` [b], and
+        `target_rank` [b] int32, which is 1 if no other class is more likely.
     """
     valid = replace_ignored(targets, find_counted(described, targets))
-    chances = tf.nn.softmax(outputs)  # NaN for outputs that are not finite, by which readers find them
+    chances = tf.nn.softmax(outputs)  # NaN where outputs are not finite, so that readers can find these rows
     of_target = tf.gather(chances, tf.cast(valid, tf.int32), batch_dims=1)
     return {
         "target": targets,
@@ -418,11 +422,13 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     """Returns means and sums over the positions of each example.
 
     Returns:
-        `positions` [b]: how many of them count; `not_finite` [b]: how many of these have outputs that are not finite.
-        Of values: `mean_error` and `squared_error` [b], means over positions. Of classes and labels: the mean `loss`
-        [b] and the share that is `correct` [b]; of at most 64 classes also how many positions have each class by the
-        targets (`true`), by the model (`predicted`) and by `both`, [b, classes] int32; of sequences also `losses` and
-        `counted` [b, positions].
+        `positions` [b]: the number of positions that count.
+        `not_finite` [b]: the number of these whose outputs are NaN or infinite.
+        Regression: `mean_error` (absolute) and `squared_error` [b], means over positions.
+        Classes and labels: `loss` [b], the mean, and `correct` [b], the share of correct positions.
+        Up to 64 classes: the positions of each class, [b, classes] int32, in the targets (`true`), in the predictions
+        (`predicted`), and where target and prediction agree (`both`).
+        Sequences of classes: `losses` and `counted` [b, positions].
     """
     counted = find_counted(described, targets)
     valid = replace_ignored(targets, counted)

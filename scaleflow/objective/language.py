@@ -1,4 +1,4 @@
-"""Metrics of language models, from the mean cross-entropy of a token."""
+"""Metrics of language models, computed from the mean cross-entropy of a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras import ops
 
 
 class Perplexity(keras.metrics.SparseCategoricalCrossentropy):  # type: ignore[misc]  # keras has no types
-    """exp(mean cross-entropy): the number of equally probable tokens that would be as hard to guess.
+    """exp(mean cross-entropy): the number of equally likely tokens that would be as hard to guess.
 
     Args:
         name: the name of the metric.
@@ -25,7 +25,7 @@ class Perplexity(keras.metrics.SparseCategoricalCrossentropy):  # type: ignore[m
 
 
 class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):  # type: ignore[misc]  # keras has no types
-    """Mean cross-entropy in bits. For tokens that are bytes, these are bits per byte.
+    """Mean cross-entropy in bits. If tokens are bytes, it is in bits per byte.
 
     Args:
         name: the name of the metric.

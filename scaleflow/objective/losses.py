@@ -1,7 +1,8 @@
-"""Losses that `objective.loss` names: Keras's, or functions and classes of the user's.
+"""Losses for `objective.loss`: Keras's own, or the user's functions and classes.
 
-Models return logits, and the targets of classes are integers. What is not of Keras gets them in this form, except that
-metrics get probabilities. Keras's get the form that they take: classes or one-hot, logits or probabilities.
+Models return logits, and class targets are integers. A loss of the user's gets exactly these; a metric of the user's
+gets probabilities. Keras's losses and metrics get the form that they need: integer or one-hot classes, logits or
+probabilities.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ FROM_LOGITS = "from_logits"
 
 @dataclass(frozen=True)
 class Loader:
-    """Loads what a `_target_` names.
+    """Loads the class or function that a `_target_` names.
 
     Attributes:
-        bind: (target, positional arguments that are added later) -> it with its arguments, checked, but not called.
+        locate: target -> the class or function.
+        bind: (target, number of positional arguments to come) -> the class or function with its arguments bound and
+            checked, not yet called.
     """
 
     locate: Callable[[Target], Any]
     bind: Callable[[Target, int], Callable[..., Any]]
 
     def make(self, target: Target) -> Any:
-        """Returns a function that takes (targets, outputs), or the object that a class makes.
+        """Returns an instance of the target if it is a class, else the function with its arguments bound.
 
-        Raises ConfigError if it cannot be made.
+        Raises ConfigError if the class raises an error.
         """
         if not inspect.isclass(self.locate(target)):
             return self.bind(target, 2)
@@ -51,9 +54,10 @@ class Loader:
 
 
 def find_keras_name(named: Any) -> str | None:
-    """Returns the name of the class or function of Keras that `named` is or derives from, without underscores.
+    """Returns the plain name of the Keras class or function that `named` is or derives from.
 
-    None if it is none of Keras's, and if it derives from a base class without a form of its own.
+    Returns None if `named` does not come from Keras, or derives only from a base class that fixes no form of targets
+    and outputs (such as `Loss` or `Mean`).
     """
     classes = named.__mro__ if inspect.isclass(named) else [named]
     names = [each.__name__ for each in classes if is_of_keras(each)]
@@ -67,7 +71,7 @@ def is_of_keras(named: Any) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Returns a name without underscores, in lower case, which is the same for Keras's function and class."""
+    """Returns a name in lower case without underscores: the same for a Keras function and its class."""
     return name.replace("_", "").lower()
 
 
@@ -76,7 +80,7 @@ def plain_names(*names: str) -> frozenset[str]:
 
 
 def takes(named: Any, name: str) -> bool:
-    """Returns whether a class or function has a parameter."""
+    """Returns whether a class or function has a parameter called `name`."""
     try:
         return name in inspect.signature(named).parameters
     except ValueError:  # a builtin without a signature
@@ -91,28 +95,28 @@ def add_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
 
 
 def to_integers(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns integer classes; with mixup's shares the class with the largest share."""
+    """Returns integer classes. For soft targets of mixup that is the class with the largest share."""
     if is_shares(targets, outputs):
         return tf.argmax(targets, axis=-1, output_type=tf.int32)
     return tf.cast(targets, tf.int32)
 
 
 def to_one_hot(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns one-hot classes, or mixup's shares as they are, float32."""
+    """Returns one-hot classes, float32. Soft targets of mixup stay as they are."""
     if is_shares(targets, outputs):
         return tf.cast(targets, tf.float32)
     return tf.one_hot(tf.cast(targets, tf.int32), outputs.shape[-1], dtype=tf.float32)
 
 
 def to_probabilities(described: Outputs, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns probabilities for logits; values as they are."""
+    """Converts logits to probabilities. Regression outputs stay as they are."""
     if described.kind == "classification":
         return tf.nn.softmax(outputs)
     return outputs if described.kind == "regression" else tf.sigmoid(outputs)
 
 
 def draw_batch(described: Outputs, shape: tuple[int, ...], count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws targets and outputs [count, *shape] of a kind, to try a loss or a metric on."""
+    """Returns random targets and outputs of one kind, to try a loss or a metric on. Outputs are [count, *shape]."""
     random = np.random.default_rng(0)
     outputs = random.normal(0, 1, (count, *shape)).astype("float32")
     if described.kind == "classification":
@@ -126,51 +130,51 @@ def draw_batch(described: Outputs, shape: tuple[int, ...], count: int) -> tuple[
 
 
 def has_logits(made: Any) -> bool:
-    """Returns whether a loss or a metric of Keras was made with `from_logits=True`, such as by a user's subclass."""
+    """Returns whether a Keras loss or metric was made with `from_logits=True`, for example by a user's subclass."""
     return any(getattr(made, name, None) is True for name in (FROM_LOGITS, f"_{FROM_LOGITS}"))
 
 
-#: Keras's losses that take integer classes; its others take targets of the outputs' shape.
+#: Keras losses that take integer classes. The others take targets in the shape of the outputs.
 INTEGER_LOSSES = plain_names("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy")
 
-#: Losses and metrics that take any numbers as outputs, and no probabilities.
+#: Losses and metrics that take unbounded outputs instead of probabilities.
 HINGES = plain_names("Hinge", "SquaredHinge", "CategoricalHinge")
 
-#: Losses that need one of several classes.
+#: Losses that need classification targets.
 CLASS_LOSSES = INTEGER_LOSSES | plain_names(
     "CategoricalCrossentropy", "CategoricalFocalCrossentropy", "CategoricalHinge"
 )
 
-#: Losses that need classes or labels.
+#: Losses that do not fit regression targets.
 LOSSES_NOT_FOR_VALUES = (
     CLASS_LOSSES | HINGES | plain_names("BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice", "Tversky")
 )
 
-#: Losses of values that take a logarithm of the outputs, or cut them off at 0. Outputs of 0 and less are NaN or get no
-#: gradient there.
+#: Regression losses that take a logarithm of the outputs or clip them at 0. An output of 0 or less gives NaN or no
+#: gradient.
 LOSSES_OF_POSITIVE_VALUES = plain_names("Poisson", "MeanSquaredLogarithmicError", "KLDivergence")
 
-#: What to do with a loss that cannot be `objective.loss`. Next to a training step it would be refused again.
+#: Advice for a loss that cannot be `objective.loss`. A training step together with `objective.loss` is an error.
 WRITE_STEP = "compute it in a training step: training.step={_target_: my_code.my_step}, without objective.loss"
 
-#: Losses that no kind of target fits.
+#: Losses that fit no kind of target.
 LOSSES_FOR_NO_KIND = plain_names("CTC", "Circle")
 
-#: Metrics of Keras that take integer classes.
+#: Keras metrics that take integer classes.
 INTEGER_METRICS = plain_names(
     "SparseCategoricalAccuracy", "SparseTopKCategoricalAccuracy", "SparseCategoricalCrossentropy", "Accuracy"
 )
 
-#: Metrics that need one of several classes.
+#: Metrics that need classification targets.
 CLASS_METRICS = (INTEGER_METRICS - plain_names("Accuracy")) | plain_names(
     *("CategoricalAccuracy", "TopKCategoricalAccuracy", "CategoricalCrossentropy", "CategoricalHinge"),
     *("OneHotIoU", "OneHotMeanIoU"),
 )
 
-#: Metrics that need classes, and no labels of which several can be true.
+#: Metrics that do not fit multi-label targets.
 CLASS_OR_LABEL_METRICS = CLASS_METRICS | plain_names("Accuracy", "IoU", "MeanIoU")
 
-#: Metrics for values.
+#: Metrics that fit regression targets.
 VALUE_METRICS = plain_names(
     *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "LogCoshError"),
     *("MeanSquaredLogarithmicError", "CosineSimilarity", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"),
@@ -190,11 +194,11 @@ def choose_loss(
     loader: Loader | None,
     class_weights: Sequence[float] | None,
 ) -> Loss:
-    """Returns the loss of each target of one output, (targets, outputs) -> [b, ...].
+    """Returns the loss function of one output, (targets, outputs) -> the loss of each target [b, ...].
 
     Args:
-        target: `objective.loss`; None for that of the kind.
-        class_weights: by which each target is to be weighted (`objective.class_weight`); None: by none.
+        target: `objective.loss`; None for the default loss of the kind.
+        class_weights: `objective.class_weight`, which needs a loss with one value per target; None: no weights.
 
     Raises ConfigError if the loss does not fit the output.
     """
@@ -208,7 +212,8 @@ def choose_loss(
 
 
 def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
-    """Returns the loss of a kind for targets of which a share is spread over all classes, as Keras does."""
+    """Returns a loss with label smoothing: a share `smoothing` of each target is spread over all classes, as in Keras.
+    """
 
     def compute_smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind == "classification":
@@ -223,7 +228,7 @@ def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
 
 
 def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, loader: Loader) -> Loss:
-    """Makes the loss that a target names, with targets and outputs in the form that it takes."""
+    """Makes the loss that a target names, and converts targets and outputs to the form that it needs."""
     keras_name = find_keras_name(named)
     check_loss_kind(described, target, keras_name)
     target = complete_arguments(target, named, smoothing, has_classes=described.kind != "regression")
@@ -259,7 +264,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
 
 
 def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) -> None:
-    """Rejects a loss of Keras that a kind of target has no use for."""
+    """Rejects a Keras loss that does not fit the kind of target."""
     if keras_name in LOSSES_FOR_NO_KIND:
         raise ConfigError(f"{target.describe()}: does not fit {described.kind} targets; {WRITE_STEP}")
     suited = {"regression": LOSSES_NOT_FOR_VALUES, "binary": CLASS_LOSSES, "multi_label": CLASS_LOSSES}
@@ -273,12 +278,12 @@ def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) 
 
 
 def needs_positive_outputs(described: Outputs, named: Any) -> bool:
-    """Returns whether a loss is defined for positive values only, so that the model ends in a positive activation."""
+    """Returns whether a loss needs positive outputs, that is, a model that ends in a positive activation."""
     return described.kind == "regression" and find_keras_name(named) in LOSSES_OF_POSITIVE_VALUES
 
 
 def complete_arguments(target: Target, named: Any, smoothing: float, has_classes: bool) -> Target:
-    """Adds `from_logits` and `label_smoothing`, and rejects arguments that would contradict the loop."""
+    """Adds `from_logits` and `label_smoothing`, and rejects arguments that contradict the training loop."""
     key = target.key
     arguments = target.arguments
     if REDUCTION in arguments:
@@ -311,8 +316,9 @@ def complete_arguments(target: Target, named: Any, smoothing: float, has_classes
 def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_class_weights: bool) -> None:
     """Tries a loss on two random examples.
 
-    Raises ConfigError if it fails, does not give a value for each example or position, or if one example's value
-    depends on the others: it would then depend on how a batch is divided among replicas.
+    Raises ConfigError if the loss fails, if it does not return a value for each example or position, or if an
+    example's value depends on the other examples. The result would then depend on how replicas divide a batch. Also
+    raises it if the loss averages over targets although `Outputs.ignore` or class weights need a value for each.
     """
     targets, outputs = draw_batch(described, described.shape, 2)
     start = f"{target.describe()}: "

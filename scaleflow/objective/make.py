@@ -1,7 +1,7 @@
-"""Makes the objective of a run from the description of its outputs and the config group `objective`.
+"""Makes the objective of a run from the dataset's outputs and the config group `objective`.
 
-Losses and metrics have short names, such as `objective.loss=focal` and `objective.metrics=[auc,f1,top5]`. Classes have
-weights in the training loss (`objective.class_weight`).
+Resolves short names of losses and metrics (`objective.loss=focal`, `objective.metrics=[auc,f1,top5]`), and applies
+class weights to the training loss (`objective.class_weight`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 KEY = "objective.class_weight"
 
-#: The most classes that a message lists.
+#: A message lists at most this number of classes.
 MAX_SHOWN = 10
 
 
@@ -57,12 +57,13 @@ def find_class_weights(
     option: ClassWeight | Mapping[str, ClassWeight] | None,
     count: Callable[[list[str]], Mapping[str, list[float]]],
 ) -> dict[str, list[float]]:
-    """Finds the weight of each class, by output; "" is the only one.
+    """Returns the weight of each class, by output. The key is "" if the dataset has one output without a name.
 
     Args:
-        count: counts the classes of the training split for some outputs, as `count_classes` does.
+        option: the config value `objective.class_weight`.
+        count: takes names of outputs and counts the classes of the training split, like `count_classes`.
 
-    Raises ConfigError if an output has no classes, or not these.
+    Raises ConfigError if an output has no classes, or lacks a class that the option names.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
     options = by_output(outputs, option, KEY, is_one=is_of_one_output)
@@ -77,7 +78,7 @@ def find_class_weights(
 
 
 def describe_class_weights(outputs: Described, weights: Mapping[str, list[float]]) -> list[str]:
-    """Returns a note on the weights of each output's classes, up to `MAX_SHOWN` of them."""
+    """Returns a note for each output with the weights of its first `MAX_SHOWN` classes."""
     notes = []
     for name, each in weights.items():
         described = outputs[name] if isinstance(outputs, Mapping) else outputs
@@ -113,7 +114,7 @@ def check_classes(described: Outputs, key: str, given: Any) -> None:
 
 
 def names_of_classes(described: Outputs) -> dict[str, int]:
-    """Returns the number of each class by its name, and by its number as text."""
+    """Returns the number of each class. The keys are its name and its number as text."""
     count = 2 if described.kind == "binary" else described.shape[-1]
     return {str(n): n for n in range(count)} | {name: n for n, name in enumerate(described.names or ())}
 
@@ -127,15 +128,19 @@ def list_class_weights(described: Outputs, given: Mapping[str, float]) -> list[f
 
 
 def balance(counts: list[float]) -> list[float]:
-    """Returns examples / (classes x examples of the class); 0 for a class without examples, which does not count."""
+    """Returns the balanced weight of each class: examples / (occurring classes x examples of the class).
+
+    A class without examples gets the weight 0.
+    """
     occurring = sum(count > 0 for count in counts)
     return [sum(counts) / (occurring * count) if count else 0.0 for count in counts]
 
 
 def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[Any]) -> dict[str, list[float]]:
-    """Counts the targets of each class, or sums their examples' weights, without those that are ignored.
+    """Counts the targets of each class, weighted by their examples' weights if there are any. Skips ignored targets.
 
     Args:
+        names: the outputs to count.
         batches: batches (targets,) or (targets, weights) of a whole split: arrays [b, ...], or dicts of them.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
@@ -156,10 +161,10 @@ def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[An
 def weigh_classes(
     described: Outputs, weights: list[float], targets: tf.Tensor, outputs: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weight of each target's class [b, ...], and the targets.
+    """Returns the weight of each target [b, ...], and the targets to compute its loss with.
 
-    A soft target, such as one of mixup, is a mixture of classes, and its loss is the mixture of their weighted losses.
-    A loss that is linear in the target gives it for the weight sum(share * weight) and the shares share * weight / sum.
+    The loss of a soft target (mixup) should be sum(share * weight * loss of the class). A loss that is linear in the
+    target gives this for the shares share * weight / total, multiplied by the weight total = sum(share * weight).
     """
     table = tf.constant(weights, tf.float32)
     if described.kind == "binary":
@@ -175,7 +180,7 @@ def weigh_classes(
     return tf.gather(table, tf.cast(targets, tf.int32)), targets
 
 
-#: Abbreviations that Keras takes for losses and metrics, and their classes.
+#: Keras's abbreviations of losses and metrics -> class names.
 ABBREVIATIONS = {
     "acc": "Accuracy",
     "bce": "BinaryCrossentropy",
@@ -186,7 +191,8 @@ ABBREVIATIONS = {
     "msle": "MeanSquaredLogarithmicError",
 }
 
-#: Losses of values that have a meaning in any unit. Typed by their names, they get the values of the default loss.
+#: Regression losses that make sense in any unit. Selected by a short name, they get standardised values, like the
+#: default loss.
 FREE_OF_UNIT = plain_names("MeanAbsoluteError", "MeanSquaredError", "Huber", "LogCosh")
 
 FOCAL = {"classification": "CategoricalFocalCrossentropy"}
@@ -194,7 +200,7 @@ FOCAL = {"classification": "CategoricalFocalCrossentropy"}
 SCORES = "scaleflow.objective.scores"
 LANGUAGE = "scaleflow.objective.language"
 
-#: Metrics of binary targets by their short names: the class, and its arguments.
+#: Short names of metrics for binary targets -> (class, arguments).
 OF_BINARY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "auc": ("keras.metrics.AUC", {}),
     "pr_auc": ("keras.metrics.AUC", {"curve": "PR"}),
@@ -204,7 +210,7 @@ OF_BINARY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mean_iou": ("keras.metrics.MeanIoU", {}),
 }
 
-#: Metrics of several classes or labels: macro averages.
+#: Short names of metrics for several classes or labels, most of them macro averages -> (class, arguments).
 OF_SEVERAL: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "auc": (f"{SCORES}.MacroAUC", {}),
     "pr_auc": (f"{SCORES}.MacroAUC", {"curve": "PR"}),
@@ -225,7 +231,7 @@ METRICS: Mapping[Kind, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 
 
 def find_loss(described: Outputs, loss: Target | str | None, key: str) -> Target | None:
-    """Returns the loss of an output; `loss` may be a name. Raises ConfigError if there is no such loss."""
+    """Resolves the loss of one output, if it is a short name. Raises ConfigError if there is no such loss."""
     if not isinstance(loss, str):
         return loss
     name = loss
@@ -237,26 +243,26 @@ def find_loss(described: Outputs, loss: Target | str | None, key: str) -> Target
 
 
 def is_free_of_unit(target: Target | None) -> bool:
-    """Returns whether a loss gets scaled targets as they are scaled: the default one, or one typed by its name."""
+    """Returns whether a loss works on standardised values: the default loss, or a `FREE_OF_UNIT` short name."""
     return target is None or (bool(target.typed) and plain_name(target.path.rpartition(".")[2]) in FREE_OF_UNIT)
 
 
 def find_metrics(described: Outputs, parts: Objective, metrics: Sequence[Target | str], key: str) -> list[Target]:
-    """Returns the metrics of an output, of which each may be a name. Those in `parts` have no need to be added."""
+    """Resolves the metrics of one output, which may be short names. Leaves out those that `parts` already has."""
     default = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
     added = [each for each in metrics if not (isinstance(each, str) and plain_default(each) in default)]
     return [find_metric(described, each, key) if isinstance(each, str) else each for each in added]
 
 
 def plain_default(name: str) -> str:
-    """Returns the name of a metric that each run of its kind has: `accuracy` of `acc`."""
+    """Returns the name that default metrics use for a short name: `accuracy` for `acc`."""
     return "accuracy" if name.lower() == "acc" else name.lower()
 
 
 def find_metric(described: Outputs, name: str, key: str) -> Target:
-    """Returns the metric that a name means for an output.
+    """Resolves the short name of a metric for one output.
 
-    Raises ConfigError if there is no such metric, or if it would always be 1.
+    Raises ConfigError if there is no such metric, or if it would always be 1 (top5 of five classes).
     """
     short = name.lower()
     named = METRICS[described.kind]
@@ -280,23 +286,23 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
 
 
 def find_keras_class(module: Any, base: type, name: str) -> str | None:
-    """Returns the class of a module of Keras that a name means in any of Keras's forms; None if there is none."""
+    """Returns the Keras class for a name in any of Keras's forms (`mse`, `mean_squared_error`); None if none fits."""
     plain = plain_name(ABBREVIATIONS.get(name.lower(), name))
     return next((each for each in list_keras_classes(module, base) if plain_name(each) == plain), None)
 
 
 def find_loss_class(name: str) -> str | None:
-    """Returns the name of Keras's class of a loss that a name means; None if it is none of Keras's."""
+    """Returns the name of the Keras loss class for a name; None if Keras has no such loss."""
     return find_keras_class(keras.losses, keras.losses.Loss, name)
 
 
 def find_metric_class(name: str) -> str | None:
-    """Returns the name of Keras's class of a metric that a name means; None if it is none of Keras's."""
+    """Returns the name of the Keras metric class for a name; None if Keras has no such metric."""
     return find_keras_class(keras.metrics, keras.metrics.Metric, name)
 
 
 def read_loss_defaults(name: str) -> dict[str, Any]:
-    """Returns the default of each argument of a class of a loss of Keras."""
+    """Returns the default of each argument of a Keras loss class."""
     parameters = inspect.signature(getattr(keras.losses, name)).parameters
     return {key: parameter.default for key, parameter in parameters.items()}
 
@@ -307,7 +313,7 @@ def list_keras_classes(module: Any, base: type) -> list[str]:
 
 
 def unknown_name(start: str, module: Any, base: type, name: str, known: list[str]) -> ConfigError:
-    """Returns the refusal of a name: with the most similar one, the short names, and where Keras's are."""
+    """Returns the error for an unknown name. It suggests a similar name and lists the short names."""
     classes = list_keras_classes(module, base)
     similar = find_similar(name, known) or find_similar(name, [*known, *ABBREVIATIONS, *classes])
     hint = f"; did you mean {similar}?" if similar else ""
@@ -318,7 +324,7 @@ def unknown_name(start: str, module: Any, base: type, name: str, known: list[str
     )
 
 
-#: Names of other values that are reported under `train/`, `val/` and `test/`.
+#: Names that a metric cannot have: other values under `train/`, `val/` and `test/` have them.
 RESERVED = ("loss", "extra_loss", "loss_scale", "learning_rate", "gradient_norm", "rollbacks", "lr", NOT_FINITE)
 
 
@@ -334,9 +340,10 @@ def make_objective(
 
     Args:
         outputs: the outputs of the dataset: one, or several by name.
-        options: the config group `objective`, whose `class_weight` is not used. None: the defaults.
-        loader: loads the classes that the options name; None if they name none.
-        class_weights: the weight of each class by output, as `find_class_weights` returns it; None: no weights.
+        options: the config group `objective`, without its `class_weight`. None: the defaults.
+        loader: loads the classes that the options name; None if they name no class.
+        class_weights: the result of `find_class_weights`; None: no weights.
+        is_weighted: whether the examples have weights.
 
     Raises ConfigError if a loss or metric does not fit the outputs.
     """
@@ -365,7 +372,7 @@ def make_objective(
 
 
 def find_positive_losses(outputs: Described, options: ObjectiveOptions, loader: Loader) -> dict[str, Target]:
-    """Returns the losses that are defined for positive values only, by the names of their outputs."""
+    """Returns the losses that need positive outputs, by the names of their outputs."""
     losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target | str))
     found: dict[str, Target] = {}
     for name, described in ({"": outputs} if isinstance(outputs, Outputs) else outputs).items():
@@ -387,7 +394,7 @@ def check_smoothing(outputs: Described, smoothing: float) -> None:
 def make_output_objective(
     described: Outputs, target: Target | None, smoothing: float, weights: Sequence[float] | None, loader: Loader | None
 ) -> Objective:
-    """Makes the loss of one output, with the metrics of its kind."""
+    """Makes the loss of one output, with the default metrics of its kind."""
     parts = defaults_for(described)
     loss = choose_loss(described, parts, target, smoothing=smoothing, loader=loader, class_weights=weights)
     if described.scaling is not None and is_free_of_unit(target):
@@ -408,7 +415,10 @@ def make_output_objective(
 
 
 def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None = None) -> Loss:
-    """Returns the loss of each example [b]: the mean over its positions that count, times the weights of classes."""
+    """Returns a function that computes the loss of each example [b].
+
+    It is the mean over the positions that count. Each position's loss is multiplied by the weight of its class.
+    """
 
     def losses(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         counted = find_counted(described, targets)
@@ -427,12 +437,12 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
 
 
 def unshift_loss(loss: Loss, shift: Sequence[float] | None) -> Loss:
-    """Returns the loss of the logits before `Outputs.logit_shift` was added to them."""
+    """Returns a loss that subtracts `Outputs.logit_shift` from the logits first."""
     return loss if shift is None else lambda targets, outputs: loss(targets, outputs - tf.constant(shift))
 
 
 def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
-    """Returns the loss of values with mean 0 and deviation 1, from targets and outputs in their unit."""
+    """Returns a loss that first standardises targets and outputs to mean 0 and deviation 1."""
 
     def compute(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return loss(
@@ -443,14 +453,14 @@ def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
 
 
 def drop_metrics(parts: Objective) -> Objective:
-    """Returns the objective with the loss alone: no metrics of the kind, no confusion matrix, no baselines of them."""
+    """Returns the objective with its loss only: no default metrics, confusion matrix or baselines."""
     modes = {"loss": parts.modes["loss"]}
     dropped = replace(parts, measures=(), evaluation_measures=(), modes=modes, classes=None, decide=None)
     return replace(dropped, replaced=name_measures(parts))
 
 
 def measure_medians(parts: Objective, described: Outputs) -> Objective:
-    """Returns the objective with metrics of the medians, if quantiles are predicted."""
+    """Returns the objective with metrics of the predicted medians, if the model predicts quantiles."""
     if described.levels is None:
         return parts
     middle = described.levels.index(0.5)
@@ -468,7 +478,7 @@ def name_measures(parts: Objective) -> set[str]:
 def add_metrics(
     parts: Objective, described: Outputs, targets: Sequence[Target], loader: Loader | None, is_weighted: bool
 ) -> Objective:
-    """Adds the metrics that the config names. They replace those of the kind that have the same name."""
+    """Adds the metrics from the config. They replace default metrics with the same names."""
     if not targets:
         return parts
     assert loader is not None
@@ -499,7 +509,7 @@ def add_metrics(
 
 
 def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -> Objective:
-    """Makes the objective of several outputs, which minimises the weighted sum of their losses."""
+    """Joins the objectives of several outputs. The loss is the weighted sum of their losses."""
 
     def add_losses(losses: Mapping[str, Loss]) -> Any:
         def loss(targets: Any, outputs: Any) -> tf.Tensor:
@@ -525,7 +535,7 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
 
 
 def join_answers(named: Mapping[str, Objective]) -> Answers:
-    """Makes `Objective.answers` for several outputs: an example counts once, however many of its outputs are bad."""
+    """Returns `Objective.answers` for several outputs. An example with several bad outputs counts once."""
 
     def answers(targets: Any, outputs: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
         usable: dict[str, tf.Tensor] = {}
@@ -541,20 +551,20 @@ def join_answers(named: Mapping[str, Objective]) -> Answers:
 
 
 def loss_measure(loss: Loss) -> Measure:
-    """Makes the mean loss of one of several outputs."""
+    """Returns the mean loss of one of several outputs, as a measure."""
     measure = mean_measure("loss", lambda targets, outputs: (loss(targets, outputs), None), ignores=False)
     return replace(measure, is_loss=True)
 
 
 def select_all(output: str, measures: Sequence[Measure]) -> list[Measure]:
-    """Returns measures of one of several outputs, with its name."""
+    """Returns measures that read one of several outputs, with the output's name before theirs."""
 
     chosen = change_measures(measures, lambda targets, outputs: (targets[output], outputs[output]))
     return [replace(each, names=tuple(f"{output}/{name}" for name in each.names)) for each in chosen]
 
 
 def change_measures(measures: Sequence[Measure], change: Callable[[Any, Any], tuple[Any, Any]]) -> list[Measure]:
-    """Returns measures that get changed targets and outputs."""
+    """Returns the measures, computed from `change(targets, outputs)`."""
 
     def change_one(measure: Measure) -> Measure:
         scores = measure.scores

@@ -1,7 +1,7 @@
-"""Metrics that `objective.metrics` names: `keras.metrics.Metric` classes, as sums over examples.
+"""Metrics for `objective.metrics`: turns `keras.metrics.Metric` objects into sums over examples.
 
-The state of a metric after a batch, less its initial state, is added over batches, replicas and workers. The result is
-computed from the sum, so it is that of the whole split. The state must be additive for that, which is checked.
+Each batch adds (state after the batch - initial state) to a sum over batches, replicas and workers. The metric of the
+whole split is computed from this sum. That works only if the state is additive, so `check_sums` tries it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from scaleflow.objective.score_tables import ScoreCollector
 
 Array = np.ndarray[Any, Any]
 
-#: Metrics in which a label or value with target 0 and output 0 changes nothing. So those without a target become that.
+#: Metrics that do not change for a label or value with target 0 and output 0. Ignored targets are set to that.
 ZEROED = plain_names(
     *("F1Score", "FBetaScore", "Precision", "Recall", "TruePositives", "FalsePositives", "FalseNegatives"),
     *("CosineSimilarity", "KLDivergence"),
 )
 
-#: Metrics whose value is that of all labels or values as if each was an example. Those without a target are left out.
+#: Metrics that treat each label or value like an example. Ignored targets are left out.
 FLATTENED = plain_names(
     *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "LogCoshError"),
     *("MeanSquaredLogarithmicError", "Poisson", "BinaryAccuracy", "BinaryCrossentropy", "Hinge", "SquaredHinge"),
@@ -57,29 +57,29 @@ FLATTENED = plain_names(
     *("RecallAtPrecision",),
 )
 
-#: Those that compare the values of one example with each other.
+#: Metrics that compare the values of one example with each other.
 WITHIN_EXAMPLES = plain_names("CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
 
-#: Those that, without a threshold, predict the largest output, and no other.
+#: Metrics that predict only the largest output if they have no threshold.
 F_SCORES = plain_names("F1Score", "FBetaScore")
 
 
-#: Classes of Keras's that say nothing of what a subclass of them computes.
+#: Keras base classes. Their names say nothing about the direction of a subclass.
 BASES = ("Metric", "Mean", "MeanMetricWrapper", "Sum", "object")
 
-#: Examples of the two batches on which a metric is tried.
+#: The sizes of the two batches on which a metric is tried.
 TRIED = 7, 5
 
 
 def make_measure(
     described: Outputs, target: Target, loader: Loader, is_weighted: bool
 ) -> tuple[Measure, Mapping[str, Mode]]:
-    """Makes the measure of a Keras metric of one output.
+    """Makes a measure from a Keras metric for one output.
 
     Returns:
-        The measure, and which of its values are better, as far as that is known.
+        The measure, and the direction (`max` or `min`) of each of its values whose direction is known.
 
-    Raises ConfigError if the metric does not fit the output, or if it is no sum over examples.
+    Raises ConfigError if the metric does not fit the output, or is not a sum over examples.
     """
     start = f"{target.describe()}: "
     named = loader.locate(target)
@@ -122,7 +122,7 @@ def make_measure(
 
 
 def add_exact_form(measure: Measure, metric: Any, target: Target, rows: MetricRows) -> Measure:
-    """Returns the measure with the scores from which evaluations compute it exactly, if it has such a form."""
+    """Makes evaluations compute the measure exactly from all scores, if `find_exact_form` knows how."""
     exact = find_exact_form(metric, target)
     if exact is None:
         return measure
@@ -142,13 +142,13 @@ def add_exact_form(measure: Measure, metric: Any, target: Target, rows: MetricRo
 
 
 class MetricRows:
-    """Brings targets, outputs and weights into the form that a metric takes: a row for each position.
+    """Converts targets, outputs and weights to the form that a metric needs: a row for each position.
 
     Args:
         described: the output.
         metric: the metric.
         keras_name: the result of `find_keras_name`.
-        from_logits: whether the metric was asked to take logits.
+        from_logits: whether the metric was made with `from_logits=True`.
         is_weighted: whether examples have weights.
     """
 
@@ -165,7 +165,7 @@ class MetricRows:
         self._takes_decisions = getattr(metric, "sparse_y_pred", keras_name == "accuracy")
         if keras_name == "binaryiou":
             self._takes_integers = self._takes_decisions = False
-        # The squares of R2Score lose the deviation of values that are far from 0. Shifted values have the same R2.
+        # R2Score sums squares, which loses precision if values are far from 0. Shifting them does not change R2.
         self._center = described.scaling[0] if keras_name == "r2score" and described.scaling is not None else None
         is_counted = "int" in str(metric.dtype) and not is_weighted
         self._weights_dtype = tf.as_dtype(metric.dtype) if is_counted else tf.float32
@@ -198,11 +198,11 @@ class MetricRows:
     ) -> tuple[tf.Tensor, ...]:
         """Implements `Measure.scores`.
 
-        Scores are logits. Those of several classes are probabilities in float64, unless the metric takes logits.
+        Scores are logits, float64. For several classes they are probabilities, unless the metric takes logits.
 
         Args:
-            is_by_column: whether each class or label has a column of its own.
-            chosen: the class or label that alone counts; None: all.
+            is_by_column: whether to keep one column for each class or label, instead of joining them into one.
+            chosen: the only class or label to return; None: all.
         """
         described = self._described
         columns = described.shape[-1] if described.shape else 1
@@ -226,7 +226,7 @@ class MetricRows:
         return found if is_by_column else tuple(tf.reshape(each, [-1, 1]) for each in found)
 
     def draw(self, count: int) -> tuple[tf.Tensor, ...]:
-        """Draws random rows, in the form that the metric takes."""
+        """Returns random rows in the form that the metric needs."""
         weights = tf.ones([count, self.columns] if self._form == "weighted" else [count])
         return self._to_form(*draw_batch(self._described, (self.columns,), count), weights)
 
@@ -260,11 +260,11 @@ class MetricRows:
 
 
 def choose_missing_form(described: Outputs, metric: Any, keras_name: str | None) -> str:
-    """Returns how a metric of several labels or values leaves those without a target out; empty if all have one.
+    """Chooses how a metric of several labels or values leaves out ignored targets.
 
     Returns:
-        `zeroed`: target and output become 0; `flattened`: each label or value becomes an example; `weighted`: each of
-        them has a weight of its own, [n, columns].
+        "" if no target can be ignored; `zeroed`: target and output become 0; `flattened`: each label or value becomes
+        an example; `weighted`: each label or value has a weight, [n, columns].
     """
     if described.ignore is None or described.kind == "classification" or described.shape[-1:] in ((), (1,)):
         return ""
@@ -278,13 +278,15 @@ def choose_missing_form(described: Outputs, metric: Any, keras_name: str | None)
 
 
 class State:
-    """The variables of a metric as a flat vector, less their initial values.
+    """The variables of a metric as one flat vector: their values minus their initial values.
 
     Args:
-        batch: targets, outputs and weights in its form. Many metrics make their variables at the first batch.
+        batch: targets, outputs and weights in the metric's form. Many metrics create their variables at the first
+            batch.
 
     Attributes:
-        results: the shapes of the results by name; the name is "" for a result that is no dict.
+        size: the length of the vector.
+        results: the shapes of the results by name. The name is "" if the metric does not return a dict.
     """
 
     def __init__(self, metric: Any, *batch: tf.Tensor) -> None:
@@ -308,12 +310,12 @@ class State:
         return list(self._metric.stateless_update_state(variables, targets, outputs, sample_weight=weights))
 
     def add_up(self, *batch: tf.Tensor) -> tf.Tensor:
-        """Computes what a batch adds to the initial state: [size] float64, or a float32 scalar if `size` is 1."""
+        """Returns the change of the state by one batch: [size] float64, or a float32 scalar if `size` is 1."""
         added = self.flatten(self.update([tf.constant(value) for value in self._initial], *batch))
         return tf.cast(added[0], tf.float32) if self.size == 1 else added
 
     def add_up_both(self, first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Computes what two batches add, one after the other."""
+        """Returns the change of the state by two batches in a row, [size] float64."""
         return self.flatten(self.update(self.update([tf.constant(v) for v in self._initial], *first), *second))
 
     def flatten(self, variables: Sequence[Any]) -> tf.Tensor:
@@ -321,7 +323,7 @@ class State:
         return tf.concat([tf.reshape(tf.cast(v, tf.float64) - value, [-1]) for v, value in pairs], axis=0)
 
     def compute(self, sums: Array) -> dict[str, Array]:
-        """Computes the results from the sum of what all batches add."""
+        """Computes the results from the sum over all batches, [size]."""
         variables = []
         first = 0
         for value in self._initial:
@@ -340,7 +342,7 @@ class State:
 
 
 def check_metric_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
-    """Rejects a metric of Keras that a kind of target has no use for."""
+    """Rejects a Keras metric that does not fit the kind of target."""
     if named in (keras.metrics.Mean, keras.metrics.Sum):
         raise ConfigError(f"{start}takes values, not targets and outputs; remove it, since the loss is always reported")
     unsuited: Mapping[str, bool] = {
@@ -363,12 +365,12 @@ def check_metric_kind(described: Outputs, start: str, named: Any, keras_name: st
 
 
 def needs_threshold(described: Outputs, keras_name: str | None) -> bool:
-    """Returns whether several labels, or none, can be true, so that the largest output is not the prediction."""
+    """Returns whether a metric needs a threshold: with it, several labels or none can be predicted."""
     return keras_name in F_SCORES and described.kind != "classification"
 
 
 def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | None) -> None:
-    """Rejects what is no metric, or one that cannot leave examples out."""
+    """Rejects objects that are not metrics, and metrics without the sample weights that leave out examples."""
     if not isinstance(metric, keras.metrics.Metric):
         raise ConfigError(f"{start}this returned a {type(metric).__name__}, expected a keras.metrics.Metric")
     if not (takes(metric.update_state, "sample_weight") or takes(metric.update_state, "kwargs")):
@@ -383,7 +385,7 @@ def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | 
 def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) -> None:
     """Tries a metric on random rows.
 
-    Raises ConfigError if its state is not the sum of the states of parts, or if it does not heed the weights.
+    Raises ConfigError if its state is not additive, or if it ignores the examples' weights.
     """
     whole = rows.draw(sum(TRIED))
     first, second = [[each[: TRIED[0]] for each in whole], [each[TRIED[0] :] for each in whole]]
@@ -413,7 +415,7 @@ def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) ->
 
 
 def is_close(found: Any, wanted: Any) -> bool:
-    """Returns whether sums in float32 are equal, as far as rounding lets them."""
+    """Returns whether sums in float32 are equal except for rounding."""
     return np.allclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -421,7 +423,7 @@ def is_close(found: Any, wanted: Any) -> bool:
 
 
 def choose_name(target: Target, metric: Any, start: str) -> str:
-    """Returns the name of a metric: its own, or else that of its class, as Keras writes it: `top_k`."""
+    """Returns the name of a metric, by default its class name in Keras's form (`top_k`)."""
     name = str(metric.name)
     cls = type(metric)
     plain = re.sub(r"_\d+$", "", name)  # Keras appends a number if a class is used twice
@@ -440,7 +442,7 @@ def choose_name(target: Target, metric: Any, start: str) -> str:
 
 
 def name_results(described: Outputs, start: str, name: str, results: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Lists the names of a metric's results: its own, and one for each class, threshold or key if there are several."""
+    """Returns the names of a metric's results: `name`, or `name/part` for each class, threshold or key."""
     names: list[str] = []
     for key, shape in results.items():
         prefix = f"{name}/{key}" if key else name
@@ -454,9 +456,10 @@ def name_results(described: Outputs, start: str, name: str, results: Mapping[str
 
 
 def find_modes(metric: Any, name: str, names: Sequence[str], start: str) -> dict[str, Mode]:
-    """Returns whether larger (`max`) or smaller (`min`) results are better, by their names, as far as that is known.
+    """Returns the direction of each result by name: `max` if larger is better, else `min`. Omits unknown directions.
 
-    Raises ConfigError if the name of the metric says the opposite of Keras: what reads only the name would be wrong.
+    Raises ConfigError if the metric's name suggests the opposite of Keras's direction. Code that sees only the name
+    would choose the wrong direction.
     """
     known = find_keras_direction(metric)
     named = find_direction(name)
@@ -473,7 +476,7 @@ def find_modes(metric: Any, name: str, names: Sequence[str], start: str) -> dict
 
 
 def find_keras_direction(metric: Any) -> Mode | None:
-    """Returns the direction of a metric of Keras's; None if it is not known, or if a subclass changes the result."""
+    """Returns the direction of a Keras metric; None if it is unknown or a user's subclass changes the result."""
     for cls in type(metric).__mro__:
         if is_of_keras(cls):
             break

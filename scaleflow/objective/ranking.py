@@ -1,6 +1,6 @@
-"""Exact values of the metrics that Keras counts at fixed probabilities: areas under curves, rates at other rates.
+"""Exact values of AUC and rate metrics (such as precision at recall), which Keras computes at fixed thresholds.
 
-They are computed from the scores of all examples of an evaluation. The metrics of training are Keras's.
+Evaluations compute them from the scores of all examples. During training, Keras's approximation is used.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from scaleflow.objective.score_tables import (
 )
 from scaleflow.objective.scores import MacroAUC
 
-#: The arguments by which a user asks for Keras's own thresholds.
+#: If the user sets one of these arguments, Keras's thresholds are used.
 GRID_ARGUMENTS = ("num_thresholds", "thresholds")
 
-#: Keras's metrics of one rate at another: which rate is wanted, and which one is given.
+#: Keras metrics of one rate at another -> (the rate to maximise, the rate with a minimum).
 RATES: Mapping[type, tuple[str, str]] = {
     keras.metrics.SensitivityAtSpecificity: ("sensitivity", "specificity"),
     keras.metrics.SpecificityAtSensitivity: ("specificity", "sensitivity"),
@@ -36,9 +36,9 @@ Finish = Callable[[Sequence[ScoreTable]], Sequence[float]]
 
 
 def find_exact_form(metric: Any, target: Target) -> tuple[Finish, bool] | None:
-    """Returns how a metric is computed from scores, and whether each class or label has a column of its own.
+    """Returns a function that computes a metric from scores, and whether it needs a column per class or label.
 
-    None if the metric has no such form, is of the user's own class, or if the user asks for Keras's thresholds.
+    Returns None if no exact form is known (also for classes of the user's), or if the user sets Keras's thresholds.
     """
     if any(target.arguments.get(name) is not None for name in GRID_ARGUMENTS):
         return None
@@ -54,7 +54,7 @@ def find_exact_form(metric: Any, target: Target) -> tuple[Finish, bool] | None:
 
     def finish(tables: Sequence[ScoreTable]) -> list[float]:
         areas = np.array([compute(each) for each in tables])
-        known = areas[~np.isnan(areas)]  # of the classes that occur, and are not the only ones
+        known = areas[~np.isnan(areas)]  # the area is NaN for a class with no positives or no negatives
         return [float(known.mean()) if len(known) else float("nan")]
 
     return finish, bool(metric.multi_label)

@@ -1,7 +1,7 @@
-"""Scores of positives and negatives, from which ranking metrics are computed exactly. No TensorFlow.
+"""Tables of the scores of positives and negatives, for exact ranking metrics. No TensorFlow.
 
-Keras's AUC and its relatives count at 200 fixed probabilities. If one class is rare, all of its probabilities may lie
-between two of them.
+Keras's AUC and related metrics count at 200 fixed thresholds. All probabilities of a rare class can lie between two of
+them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-#: Above this number of scores in all columns, those that are next to each other are merged.
+#: With more scores in all columns together, neighbouring scores are merged.
 MAX_SCORES = 1 << 23
 
-#: A column keeps at least this many scores. If scores are merged, a merged one has at most 2 / `MIN_KEPT` of the
-#: positives, or of the negatives, unless they are equal.
+#: Merging leaves room for at least this number of scores per column. So a merged score has at most 2 / `MIN_KEPT` of
+#: the positives and of the negatives, unless the scores were equal before.
 MIN_KEPT = 1 << 16
 
-#: A merged score adds at most this share of the positives, or of the negatives, above it: the precision of high scores
-#: depends on few negatives.
+#: A merged score increases the number of positives or negatives with higher scores by at most about this share. High
+#: scores thus stay fine: their precision depends on few negatives.
 MAX_GROWTH = 5e-4
 
 
 class ScoreTable(NamedTuple):
-    """Distinct scores [n] float64, descending, and the weights of the positives and negatives with each."""
+    """Distinct scores [n] float64, descending, and the total weight of positives and negatives at each score."""
 
     scores: Array
     positives: Array
@@ -35,7 +35,7 @@ class ScoreTable(NamedTuple):
 
     @property
     def curve(self) -> tuple[Array, Array]:
-        """The weights of the positives and of the negatives with at least each score, [n]."""
+        """The total weights of positives and of negatives with this score or a higher one, [n] each."""
         return np.cumsum(self.positives), np.cumsum(self.negatives)
 
 
@@ -43,18 +43,18 @@ EMPTY = ScoreTable(*(np.zeros(0) for _ in range(3)))
 
 
 def make_table(scores: Array, positives: Array, negatives: Array) -> ScoreTable:
-    """Returns the table of scores, [n], in any order."""
+    """Makes a table from scores [n] in any order."""
     distinct, places = np.unique(-scores, return_inverse=True)
     sums = (np.bincount(places.reshape(-1), each, len(distinct)) for each in (positives, negatives))
     return ScoreTable(-distinct, *sums)
 
 
 def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
-    """Returns a table with about `most` scores at most, each of which stands for neighbours in the order.
+    """Merges neighbouring scores, so that about `most` scores remain.
 
-    Positives and negatives keep their order, except within a merged score. It has at most 2 / `most` of the positives,
-    and of the negatives, unless they had one score before. So the area under a ROC curve changes by 2 / `most` at most.
-    A class with no more than `most` / 2 examples keeps its order towards the other class exactly.
+    A merged score has at most 2 / `most` of the positives and of the negatives, unless the scores were equal before.
+    The order of positives and negatives is lost only within a merged score. So the area under the ROC curve changes by
+    at most 2 / `most`. If a class has at most `most` / 2 examples, the area stays exact.
     """
     if len(table.scores) <= most:
         return table
@@ -67,12 +67,12 @@ def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
             ranks = before + weights[weights > 0].min()
             fine_part = np.floor(np.log(ranks) / MAX_GROWTH).astype(np.int64)
             begins = np.append(True, (part[1:] != part[:-1]) | (fine_part[1:] != fine_part[:-1]))
-            is_large = weights >= step  # a score that has more than its share stays alone
+            is_large = weights >= step  # is not merged with others
             begins |= is_large | np.append(False, is_large[:-1])
             groups += np.cumsum(begins)
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
     positives, negatives = (np.add.reduceat(each, begins) for each in table[1:])
-    # The mean: with the first score, each further merge would move negatives up.
+    # Keep the mean score. Keeping the first one would raise negatives at each further merge.
     amounts = table.positives + table.negatives
     means = np.add.reduceat(table.scores * amounts, begins) / (positives + negatives)
     lasts = np.append(begins[1:], len(groups)) - 1
@@ -80,10 +80,10 @@ def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
 
 
 class ScoreCollector:
-    """Collects the scores of one evaluation, by columns: classes, labels, or a single one. Rows may come in any order.
+    """Collects the scores of one evaluation. Columns are classes or labels, or one column for all. Rows need no order.
 
     Args:
-        max_scores: above this number in all columns, neighbours are merged (`merge_scores`).
+        max_scores: with more scores in all columns together, neighbours are merged (`merge_scores`).
     """
 
     def __init__(self, max_scores: int = MAX_SCORES) -> None:
@@ -94,7 +94,7 @@ class ScoreCollector:
         self._lock = threading.Lock()
 
     def add(self, scores: Array, is_positive: Array, weights: Array) -> None:
-        """Adds rows [m, columns]. Rows of weight 0 count nowhere."""
+        """Adds rows [m, columns]. Entries with weight 0 do not count."""
         with self._lock:
             self._parts.append((scores.astype(np.float64), is_positive > 0.5, weights.astype(np.float64)))
             self._pending += scores.size
@@ -107,7 +107,7 @@ class ScoreCollector:
         return self._tables
 
     def to_bytes(self) -> bytes:
-        """Returns what was collected, for `merge` in another process."""
+        """Serialises the tables, for `merge` in another process."""
         content = io.BytesIO()
         tables = self.to_tables()
         columns = (np.concatenate([each[n] for each in tables]) for n in range(3))
@@ -115,7 +115,7 @@ class ScoreCollector:
         return content.getvalue()
 
     def merge(self, content: bytes) -> None:
-        """Adds what a collector in another process has collected."""
+        """Adds the tables of a collector in another process (`to_bytes`)."""
         with np.load(io.BytesIO(content)) as arrays:
             ends = np.cumsum(arrays["sizes"])[:-1]
             columns = [np.split(arrays[f"arr_{n}"], ends) for n in range(3)]
@@ -127,7 +127,7 @@ class ScoreCollector:
         ]
 
     def _collect(self) -> None:
-        """Makes tables of the rows that were added."""
+        """Moves the added rows into the tables, and merges scores if there are too many."""
         if not self._parts:
             return
         scores, is_positive, weights = (np.concatenate([part[n] for part in self._parts]) for n in range(3))
@@ -154,7 +154,7 @@ class ScoreCollector:
 
 
 def compute_roc_area(table: ScoreTable) -> float:
-    """Returns the area under the ROC curve, as scikit-learn's `roc_auc_score`; NaN without a positive or a negative."""
+    """Returns the area under the ROC curve, like scikit-learn's `roc_auc_score`; NaN without positives or negatives."""
     true, false = table.curve
     if not len(true) or not true[-1] or not false[-1]:
         return float("nan")
@@ -163,9 +163,9 @@ def compute_roc_area(table: ScoreTable) -> float:
 
 
 def compute_average_precision(table: ScoreTable) -> float:
-    """Returns the area under the precision-recall curve, by steps, as scikit-learn's `average_precision_score`.
+    """Returns the area under the precision-recall curve, a step function as in `sklearn.average_precision_score`.
 
-    NaN without a positive or a negative.
+    NaN without positives or negatives.
     """
     true, false = table.curve
     if not len(true) or not true[-1] or not false[-1]:
@@ -175,9 +175,9 @@ def compute_average_precision(table: ScoreTable) -> float:
 
 
 def compute_rates(table: ScoreTable) -> dict[str, Array]:
-    """Returns rates at each threshold, from one that no score reaches to the least score, [n + 1].
+    """Returns `sensitivity`, `specificity` and `precision` at each threshold, [n + 1]; NaN where one is not defined.
 
-    Those of `sensitivity`, `specificity` and `precision`; NaN where a rate is not defined.
+    The thresholds descend from one above all scores to the lowest score.
     """
     true, false = (np.append(0.0, each) for each in table.curve)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -189,8 +189,8 @@ def compute_rates(table: ScoreTable) -> dict[str, Array]:
 
 
 def find_best_rate(table: ScoreTable, wanted: str, given: str, least: float) -> float:
-    """Returns the highest rate `wanted` of the thresholds at which `given` is at least `least`; 0 if there is none."""
+    """Returns the highest rate `wanted` at thresholds where the rate `given` is at least `least`; 0 if none."""
     rates = compute_rates(table)
-    is_allowed = rates[given] >= least - 1e-9  # what sums of weights are off by
+    is_allowed = rates[given] >= least - 1e-9  # tolerance for rounding in sums of weights
     reached = rates[wanted][is_allowed & ~np.isnan(rates[wanted])]
     return float(reached.max()) if len(reached) else 0.0

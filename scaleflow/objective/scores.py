@@ -1,4 +1,4 @@
-"""Macro averages: a score of each class on its own, and their mean over the classes that occur, as in scikit-learn."""
+"""Macro averages: the score of each class, averaged over the classes that occur, as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from keras import ops
 
 
 class MacroScore(keras.metrics.FBetaScore):  # type: ignore[misc]  # keras has no types
-    """F1, precision or recall. A class occurs if it is a target or a prediction; for recall, if it is a target.
+    """Macro F1, precision or recall. A class occurs if it is a target or a prediction; for recall, if it is a target.
 
     Args:
-        score: which of the three.
-        name: the name of the metric.
+        score: the score to average.
+        name: the name of the metric; None: the name of the score.
         threshold: the probability above which a label is predicted; None: the largest one is.
     """
 
@@ -35,7 +35,7 @@ class MacroScore(keras.metrics.FBetaScore):  # type: ignore[misc]  # keras has n
 
 
 class MacroAUC(keras.metrics.AUC):  # type: ignore[misc]
-    """The area under the curve of each class against the others. A class occurs if it is a target, and not all are.
+    """The macro area under the curve of each class against the others. Counts classes with positives and negatives.
 
     Args:
         num_classes: the number of classes or labels.

@@ -1,8 +1,8 @@
-"""Objectives made of another one: of an ensemble's members, with unknown classes, and with a check for probabilities.
+"""Functions that change an objective: for ensembles, for unknown classes, and to reject models with probabilities.
 
-- Each member of an ensemble minimises a loss of its own.
-- Targets of classes that the model does not know are counted, and taken for wrong answers.
-- Models that return probabilities where logits are needed are refused, by the operations of the traced model.
+- `average_losses`: each member of an ensemble minimises its own loss.
+- `add_unknown_count`: counts targets whose class the model does not know. `count_as_wrong` treats them as errors.
+- `refuse_probabilities`: rejects models that return probabilities instead of logits. It reads the traced graph.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Described = Outputs | Mapping[str, Outputs]
 
 
 def find_mask_note(model: Any, outputs: Described) -> str | None:
-    """Returns a note if a model's outputs have a Keras mask, which the loss of each position does not use; else None.
+    """Returns a note if a model's outputs have a Keras mask, since losses and metrics do not use it; else None.
 
-    A mask does not pass through every strategy. `Outputs.ignore` does.
+    Some strategies lose a mask. `Outputs.ignore` works with all of them.
     """
     described = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
     has_positions = any(len(each.shape) > 1 and each.ignore is None for each in described)
@@ -52,14 +52,14 @@ def find_mask_note(model: Any, outputs: Described) -> str | None:
 
 
 def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any], bool]) -> dict[str, Any]:
-    """Returns an option's value for each output that it names; "" is the name of the only output.
+    """Returns an option's values by output. The key is "" if the dataset has one output without a name.
 
     Args:
-        option: the value of `key`; None for none.
+        option: the value of `key`; None if it is not set.
         key: the config key, for messages.
-        is_one: returns whether a value is that of one output, and not a mapping from outputs.
+        is_one: returns whether a value is for one output, rather than a mapping from outputs to values.
 
-    Raises ConfigError if it names an output that does not exist, or does not say which of several it is for.
+    Raises ConfigError if the option names an output that does not exist, or has one value for several outputs.
     """
     if option is None:
         return {}
@@ -78,19 +78,19 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
     return dict(option)
 
 
-#: The names of two values: the share of the examples whose class is known, and the number of the others.
+#: Names of measures: the share of examples whose class the model knows, and the number of examples of unknown classes.
 KNOWN_SHARE = "known_share"
 UNKNOWN_CLASSES = "unknown_classes"
 
 
 def add_unknown_count(goal: Objective, outputs: Mapping[str, Outputs]) -> Objective:
-    """Adds the two values for outputs, by name, whose `ignore` is the target of unknown classes."""
+    """Adds `KNOWN_SHARE` and `UNKNOWN_CLASSES` for outputs whose `Outputs.ignore` marks unknown classes."""
     measures = [make_unknown_measure(name, each) for name, each in outputs.items()]
     return replace(goal, measures=[*goal.measures, *measures])
 
 
 def make_unknown_measure(output: str, described: Outputs) -> Measure:
-    """Makes the two values of one output; its name is "" if it is the only one."""
+    """Makes the measure of both values for one output; its name is "" if it is the only one."""
 
     def sums(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
         counted = find_counted(described, name_leaves(targets)[output])
@@ -105,14 +105,15 @@ def make_unknown_measure(output: str, described: Outputs) -> Measure:
 
 
 def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns metrics in which examples of unknown classes are wrong answers, without their share.
+    """Returns metrics that count examples of unknown classes as errors, and removes `KNOWN_SHARE`.
 
-    The loss, which is 0 for them, becomes the mean over the known ones. Accuracies, all values whose name ends in
-    `accuracy`, but not balanced ones, become those over all examples. Other values are of the known ones.
+    - Accuracies (names that end in `accuracy`, except balanced accuracy) become accuracies over all examples.
+    - The loss becomes the mean over examples of known classes. Before, unknown ones count with a loss of 0.
+    - All other values stay as they are: metrics of the known classes.
 
     Args:
         values: metrics by name, with the values of `add_unknown_count`.
-        loss_weights: of several outputs, their weights in the loss.
+        loss_weights: the weights of several outputs in the loss.
     """
     result = dict(values)
     for key in [key for key in values if key.rpartition("/")[2] == KNOWN_SHARE]:
@@ -130,10 +131,10 @@ def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float
 
 
 def average_losses(goal: Objective) -> Objective:
-    """Returns an objective that minimises the mean of the members' losses, and reports those of their average.
+    """Returns an objective that minimises the mean loss of the members, and reports metrics of their average.
 
-    Its loss takes {PREDICTION: outputs, MEMBERS: outputs [b, k, ...]}, as the model returns them in training, and with
-    folds also SHARES: the weight of each member's loss [b, k]. Evaluations then are of HELD_OUT.
+    Its loss takes the outputs of an ensemble in training: {PREDICTION: outputs, MEMBERS: outputs [b, k, ...]}. With
+    folds, the outputs also have SHARES, the weight of each member's loss [b, k], and evaluations use HELD_OUT.
     """
 
     def loss(targets: Any, outputs: Any) -> tf.Tensor:
@@ -151,24 +152,25 @@ def average_losses(goal: Objective) -> Objective:
 
 ACTIVATIONS = ("Softmax", "Sigmoid")
 
-#: Operations whose results are probabilities if their first input is, and if all inputs are that are no constants.
+#: The results of `FIRST` are probabilities if the first input is. Those of `SCALED` are, if all inputs that are not
+#: constants are.
 FIRST = (
     *("Cast", "EnsureShape", "ExpandDims", "Identity", "Max", "Mean", "Reshape", "Squeeze", "StopGradient"),
     *("StridedSlice", "Sum", "Transpose"),
 )
 SCALED = ("ClipByValue", "Maximum", "Minimum", "Mul", "RealDiv")
 
-#: Operations whose results are probabilities, or sums of some, if all inputs are.
+#: Operations whose results are probabilities, or sums of probabilities, if all inputs are.
 JOINED = ("AddN", "AddV2", "BatchMatMulV2", "ConcatV2", "Einsum", "MatMul", "Pack")
 
-#: Calls of a model's own `tf.function`.
+#: Operations that call a `tf.function` inside the model.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
-    """Returns the objective with a loss that is not traced for outputs of softmax or sigmoid.
+    """Returns the objective with a loss that raises ConfigError if the outputs come from softmax or sigmoid.
 
-    The loss and the metrics would apply softmax or sigmoid to them again.
+    The loss and the metrics would apply softmax or sigmoid a second time.
     """
 
     def loss(targets: Any, returned: Any) -> tf.Tensor:
@@ -189,7 +191,10 @@ def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
 
 
 def find_activation(tensor: Any) -> tf.Operation | None:
-    """Returns the softmax or sigmoid whose values a tensor has, or averages; None if there is none, or it is eager."""
+    """Returns the softmax or sigmoid operation that a tensor comes from, directly or through averages and reshapes.
+
+    Returns None if there is no such operation, or for an eager tensor.
+    """
     if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "graph"):
         return None
     operation = tensor.op
