@@ -23,11 +23,11 @@ def build(
     units: Widths = (64, 32),
     dropout: Fraction = 0.0,
 ) -> keras.Model:
-    """Builds embeddings for categorical inputs, dense layers for numbers, their products in pairs, and dense layers.
+    """Builds a DLRM: embeddings of categories, dense layers for numbers, dot products of all pairs, then dense layers.
 
-    An input with a vocabulary is categorical: one number, or a list of numbers whose embeddings are averaged (0 is
-    padding there). All other inputs are numbers, and are joined. Each pair of an embedding and of the transformed
-    numbers gives its dot product.
+    An input with a vocabulary is categorical: one id, or a list of ids whose embeddings are averaged (0 is padding).
+    All other inputs are numbers. They are concatenated, and dense layers turn them into one more vector. The model
+    takes the dot product of each pair of these vectors.
 
     Args:
         inputs: the inputs by name, at least one with a vocabulary.
@@ -73,7 +73,7 @@ def check_columns(inputs: Any) -> None:
 
 
 def scale_numbers(x: Any, spec: Inputs) -> Any:
-    """Converts a numeric input to [b, n], near [0, 1] if it has a scale."""
+    """Converts a numeric input to [b, n], and multiplies it by its scale if there is one."""
     x = x if spec.shape else ops.expand_dims(x, axis=-1)
     return keras.layers.Rescaling(1.0 if spec.scale is None else spec.scale)(x)
 

@@ -1,13 +1,13 @@
 """Exports a trained model as a Keras file and a SavedModel, and checks that the SavedModel computes the same.
 
-Other runtimes have no lookup of words, and most have no float64. So a model that preprocesses texts or numbers of
-float64 has two endpoints more than `serve`:
+Other runtimes cannot look up words, and most have no float64. So the SavedModel of some models has two endpoints in
+addition to `serve`:
 
-- `preprocess`: raw inputs -> a dict by the name of an input: features in place of these, other inputs as they are;
-- `portable`: this dict -> the outputs, where they are float64 before their scaling (`Outputs.scaling`).
+- `preprocess`: raw inputs -> a dict by input name: features for text and float64 inputs, other inputs unchanged;
+- `portable`: this dict -> the outputs in float32; float64 outputs are still without their scaling (`Outputs.scaling`).
 
-A model that computes in a lower precision, or has outputs of float64, has these endpoints, too. Without them `serve` is
-portable as it is.
+These are models that preprocess text or float64 inputs, compute in a lower precision, or have float64 outputs. For all
+other models `serve` is portable.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from scaleflow.serving.prediction_columns import bound_values, is_one_of_several
 
 @dataclass(frozen=True)
 class Parts:
-    """A trained model before its preprocessing is added."""
+    """A trained model and its preprocessing, not yet joined."""
 
     core: keras.Model  # the trained model
-    layers: Mapping[tuple[str, ...], keras.Layer]  # the preprocessing of one or several inputs, by their names
+    layers: Mapping[tuple[str, ...], keras.Layer]  # preprocessing by the names of the inputs that it takes
     inputs: InputStructure  # raw inputs
     policy: str  # the dtype policy of the core
 
     @property
     def looked_up(self) -> set[str]:
-        """The inputs that are texts or float64, and that the preprocessing turns into other numbers."""
+        """The names of text and float64 inputs that have a preprocessing."""
         named = name_leaves(self.inputs)
         return {name for names in self.layers for name in names if named[name].dtype in ("string", "float64")}
 
     def preprocess(self, raw: Any) -> dict[str, tf.Tensor]:
-        """Returns features in place of texts and float64, by the name of the input."""
+        """Computes the features of text and float64 inputs. Returns all inputs by name, the others unchanged."""
         return {name: tf.identity(each) for name, each in self._apply(name_leaves(raw), self.looked_up).items()}
 
     def compute(self, core: keras.Model, features: Mapping[str, tf.Tensor]) -> Any:
-        """Returns the outputs of the core for what `preprocess` returns."""
+        """Computes the core's outputs from the result of `preprocess`."""
         named = self._apply(features, set(name_leaves(self.inputs)) - self.looked_up)
         return core(map_named(lambda name, _: named[name], self.inputs), training=False)
 
     def _apply(self, named: Mapping[str, tf.Tensor], chosen: Collection[str]) -> dict[str, tf.Tensor]:
-        """Returns inputs by name, with features in place of those that are chosen and have a preprocessing."""
+        """Applies the preprocessing of the chosen inputs. Returns all inputs by name."""
         found = dict(named)
         for names, layer in self.layers.items():
             if names[0] in chosen:
@@ -79,7 +79,7 @@ class Parts:
 
 
 def remove_wide_scaling(model: keras.Model) -> keras.Model:
-    """Returns a model without the last operations that bring outputs of float64 to their unit (`Outputs.dtype`)."""
+    """Returns the model without the final operations that scale float64 outputs to their unit (`Outputs.dtype`)."""
     if private.find_functional(model) is not model or all(each.dtype != "float64" for each in model.outputs):
         return model
 
@@ -92,12 +92,13 @@ def remove_wide_scaling(model: keras.Model) -> keras.Model:
 
 
 def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any:
-    """Adds the endpoints `serve`, and `preprocess` and `portable` if there are such; returns `serve`.
+    """Adds the endpoint `serve`, and `preprocess` and `portable` if the model needs them. Returns `serve`.
 
     Args:
         archive: Keras's `ExportArchive`.
         model: the trained model with its preprocessing.
-        specs: of the raw inputs.
+        parts: the same model, with its preprocessing apart.
+        specs: the `tf.TensorSpec` of each raw input.
     """
     core = remove_wide_scaling(parts.core)
     is_full = parts.policy == "float32" and core is parts.core
@@ -111,18 +112,21 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
         portable = trace(lambda features: parts.compute(core, features), given)
     add_traced(archive, "preprocess", preprocess)
     add_traced(archive, "portable", portable)
-    # One graph for both, if that is what the model computes.
+    # If the two endpoints together compute the same as the model, `serve` calls them and shares their graphs.
     serve = chain(preprocess, portable) if is_full else lambda raw: model(raw, training=False)
     return add_traced(archive, "serve", trace(serve, specs))
 
 
 def trace(function: Callable[[Any], Any], specs: Any) -> Any:
-    """Returns the concrete function of one signature, which several endpoints share."""
+    """Traces a function for one signature. Several endpoints can share the concrete function."""
     return tf.function(function, input_signature=[specs], autograph=False).get_concrete_function()
 
 
 def add_traced(archive: Any, name: str, function: Any) -> Any:
-    """Adds an endpoint that calls a concrete function, and returns that: saving traces each endpoint once more."""
+    """Adds an endpoint that calls a concrete function, and returns that function.
+
+    Saving traces each endpoint again. With a concrete function inside, it does not trace the whole model again.
+    """
     (specs,), _ = function.structured_input_signature
     archive.add_endpoint(name, tf.function(lambda given: function(given), input_signature=[specs], autograph=False))
     return function
@@ -134,7 +138,7 @@ def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
 
 @contextlib.contextmanager
 def compute_in_float32(model: keras.Model) -> Iterator[None]:
-    """Sets the policy of all layers of a lower precision while the block lasts."""
+    """Makes all layers with a mixed precision policy compute in float32 inside the `with` block."""
     layers = [layer for layer in private.flatten_layers(model) if layer.dtype_policy.name.startswith("mixed_")]
     policies = [layer.dtype_policy for layer in layers]
     for layer in layers:
@@ -150,14 +154,17 @@ Signature = Callable[[Any], dict[str, tf.Tensor]]
 
 
 def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
-    """Returns the functions from outputs [batch, ...] to tensors by name, by the name of the signature.
+    """Returns, for each signature, a function from outputs [batch, ...] to named tensors.
 
-    `serving_default`: `prediction` (the name of a class, or its number if classes have no names; the label's truth; the
-    value) and `probability`; of classes with sets also `prediction_set`; of values with intervals also their ends,
-    `prediction_low` and `prediction_high`, or the quantiles, such as `prediction_q10`.
-    `probabilities`: `probabilities` [batch, ..., classes], in the order of the record `learned_state.json`; it is left
-    out if no output has probabilities. `logits`: the outputs as they are. With several outputs, names begin with that
-    of the output, except those of `logits`, which are the names of the outputs.
+    - `serving_default` gives `prediction`: the name of the class (its number if classes have no names), True or False
+      for a label, or the value. Classes and labels also have `probability`, and classes with prediction sets
+      `prediction_set`. Values with intervals have `prediction_low` and `prediction_high`, or quantiles such as
+      `prediction_q10`.
+    - `probabilities` gives `probabilities` [batch, ..., classes], in the class order of the record
+      `learned_state.json`. It is missing if no output has probabilities.
+    - `logits` gives the model's outputs unchanged.
+
+    With several outputs, each tensor name starts with the name of its output. In `logits` it is the output's name.
     """
     described = name_leaves(outputs)
 
@@ -197,7 +204,10 @@ def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tens
 
 
 def join_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
-    """Returns the sets of classes as JSON lists, [batch] of texts: the predicted one, and all from a probability on."""
+    """Returns the prediction sets as JSON lists, strings [batch].
+
+    A set has the predicted class and all classes whose probability reaches `Outputs.set_threshold`.
+    """
     words = tf.constant([f", {each}" for each in quote_classes(described.names, chances.shape[-1])])
     is_inside = (chances >= described.set_threshold) | tf.one_hot(best, chances.shape[-1], True, False)
     joined = tf.strings.reduce_join(tf.where(is_inside, words, ""), axis=-1)
@@ -205,7 +215,7 @@ def join_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Ten
 
 
 def make_probabilities(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns `probabilities` [batch, ..., classes], or [batch, labels]; nothing for values."""
+    """Returns `probabilities` [batch, ..., classes] or [batch, labels]; an empty dict for regression."""
     if described.kind == "regression":
         return {}
     if described.kind == "classification":
@@ -222,33 +232,33 @@ WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
 
-#: The end of the name of an exported model that begins with preprocessing.
+#: Suffix of the name of an exported model that includes its preprocessing.
 ON_RAW_INPUTS = "_on_raw_inputs"
 
-#: The end of the name of each preprocessing that such a model begins with.
+#: Suffix of the name of each preprocessing inside such a model.
 PREPROCESSING = "_preprocessing"
 
 EXAMPLE = "input_example.npy"
 EXAMPLES = "input_example.npz"
 
-#: The file with the trained model's outputs for the example, and the name of a single one there.
+#: The file with the trained model's outputs for the example, and the name of the array if there is one output.
 ANSWERS = "example_outputs.npz"
 SINGLE = "outputs"
 
-#: An encoded picture, in place of the array that an input is decoded to.
+#: The description of an input that takes encoded pictures instead of decoded arrays.
 PICTURE = Inputs((), "string")
 
-#: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
+#: Maximum difference between SavedModel and live model, relative to max(1, largest output).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
 
 @dataclass(frozen=True)
 class RawInputs:
-    """How raw inputs become what the trained model takes, by the name of an input.
+    """Converts raw inputs to the inputs of the trained model.
 
     Attributes:
-        preprocessing_layers: creates the preprocessing of one or several inputs, by their names.
-        decoders: traced functions from an encoded picture, a string of shape (), to one example of an input.
+        preprocessing_layers: functions that create a preprocessing layer, by the names of the inputs that it takes.
+        decoders: traced functions from an encoded picture, a string of shape (), to one example, by input name.
     """
 
     preprocessing_layers: Mapping[tuple[str, ...], Callable[[], keras.Layer]] = field(default_factory=dict)
@@ -266,23 +276,29 @@ def write_model(
     on_host: bool = False,
     raw: RawInputs | None = None,
 ) -> None:
-    """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
+    """Exports the model to `folder`, loads the SavedModel again and compares its outputs with the model's.
 
-    The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/`,
-    `signature.json` and `input_example.npy`, or for a dict of inputs `input_example.npz` with an array for each name.
-    A picture in an example is the base64 text of a PNG file. `example_outputs.npz` has the trained model's outputs for
-    the example, by which a served model is checked.
+    Writes these files:
 
-    The SavedModel has one endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32,
-    or from and to dicts with the keys of `inputs` and `outputs`, and the signatures of `write_saved_model`.
+    - `model.keras`, or `model.weights.h5` if Keras cannot write a Keras file;
+    - `saved_model/`;
+    - `signature.json`;
+    - `input_example.npy`, or for a dict of inputs `input_example.npz` with one array per name. Pictures in it are
+      base64 texts of PNG files;
+    - `example_outputs.npz`: the trained model's outputs for this example, to check a served model.
+
+    The SavedModel has the signatures of `write_saved_model` and an endpoint `serve` from raw inputs
+    [batch, *inputs.shape] to [batch, *outputs.shape] float32. With several inputs or outputs these are dicts with the
+    keys of `inputs` and `outputs`.
 
     Args:
+        model: the trained model.
         inputs, outputs: the dataset's description of raw inputs and of outputs.
-        batch: raw inputs [b, *inputs.shape] for the comparison; the first two become the input example.
+        batch: raw inputs [b, *inputs.shape] for the comparison. The first two become the input example.
         policy: the model's dtype policy, which sets the tolerance.
         folder: created if missing.
         on_host: compare in the host's memory, for a model that is too large for one device.
-        raw: how raw inputs become what the model takes. The preprocessing becomes the first part of the exported model.
+        raw: the preprocessing and decoders of raw inputs. The exported model includes the preprocessing.
 
     Raises ExportError if the outputs differ by more than the tolerance.
     """
@@ -291,7 +307,7 @@ def write_model(
     with use_first_copies(model):
         is_whole = keras_file_fault(model) is None
         if not is_whole:
-            model.save_weights(folder / WEIGHTS_FILE)  # without preprocessing: the user's code loads them
+            model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: only the user's code can load this file
         layers = {names: make() for names, make in raw.preprocessing_layers.items()}
         whole = add_preprocessing(layers, model, inputs) if layers else model
         if is_whole:
@@ -303,7 +319,7 @@ def write_model(
     write_example(inputs, batch, folder, pictures=raw.decoders)
     write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {
-        "arguments": label_leaves(inputs),  # of the SavedModel's signatures, by the name of the input
+        "arguments": label_leaves(inputs),  # input name -> argument of the SavedModel's signatures
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
         "outputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.model_shape]}, outputs),
         "tensorflow": tf.__version__,
@@ -314,9 +330,10 @@ def write_model(
 
 @contextlib.contextmanager
 def use_first_copies(model: keras.Model) -> Iterator[None]:
-    """Gives the model the first replica's copy of each mirrored variable, and leaves its random generators unchanged.
+    """Replaces each mirrored variable by its first replica's copy inside the `with` block.
 
-    TensorFlow cannot save a function that assigns to mirrored variables, as layers do that draw random numbers.
+    TensorFlow cannot save a function that assigns to mirrored variables, for example a layer that draws random
+    numbers. The random generators have their old state again after the block.
     """
     found = [(each, private.read_stored(each)) for each in model.variables]
     mirrored = [(each, value, first) for each, value in found if (first := find_first_copy(value)) is not None]
@@ -334,7 +351,7 @@ def use_first_copies(model: keras.Model) -> Iterator[None]:
 
 
 def digest_weights(model: keras.Model) -> str:
-    """Returns a digest of the dtypes, shapes and bits of a model's weights, in their order: 32 hexadecimal digits."""
+    """Returns a digest of the dtypes, shapes and bits of a model's weights: 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for variable in model.weights:
         values = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
@@ -344,13 +361,13 @@ def digest_weights(model: keras.Model) -> str:
 
 
 def make_input_specs(inputs: InputStructure) -> Any:
-    """Returns the specs of the endpoint's argument, named for its signature."""
+    """Returns the `tf.TensorSpec` of each input, with a name that is valid in a signature."""
     names = label_leaves(inputs)
     return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
 
 
 def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Collection[str] = ()) -> None:
-    """Writes the first two raw inputs; those of the names in `pictures` as base64 texts of PNG files."""
+    """Writes the first two examples of the raw inputs. Inputs in `pictures` become base64 texts of PNG files."""
 
     described = name_leaves(inputs)
 
@@ -367,7 +384,7 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Co
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays as `np.savez` does, which takes no array with the name `file`."""
+    """Writes arrays like `np.savez`, which does not accept an array called `file`."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, values in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
@@ -383,12 +400,11 @@ def write_saved_model(
 ) -> None:
     """Writes a SavedModel that runs with `training=False`.
 
-    Keras's `model.export` sets no `training`, and random layers (`RandomFlip`, ...) then run in training mode.
+    Keras's `model.export` does not set `training`, so random layers (`RandomFlip`, ...) would run in training mode.
 
-    Its signatures are `serving_default`, which answers with predictions, `probabilities` (of classes and labels) and
-    `logits`: all that `serve` returns (`model/export.py`). With decoders they take encoded pictures [batch] in
-    place of arrays, and the endpoint `decode` maps pictures, one tensor or a dict by name, to the arrays of `serve`.
-    The endpoints of `model/export.py` are what other formats are made of.
+    The SavedModel has the signatures of `make_signatures` and the endpoints of `add_parts`, from which other formats
+    are made. With decoders, the signatures take encoded pictures [batch] instead of arrays, and an endpoint `decode`
+    converts pictures (one tensor, or a dict by name) to the arrays that `serve` takes.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -410,7 +426,7 @@ def write_saved_model(
 def make_batch_decoder(
     inputs: InputStructure, decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 ) -> Callable[[Any], Any]:
-    """Returns a function from encoded pictures [batch] to arrays [batch, *shape]: a tensor, or a dict by name."""
+    """Returns a function that decodes pictures [batch] to arrays [batch, *shape]: one tensor, or a dict by name."""
     described = name_leaves(inputs)
 
     def decode_leaf(name: str, pictures: tf.Tensor) -> tf.Tensor:
@@ -425,7 +441,7 @@ def make_batch_decoder(
 
 
 def replace_pictures(given: Any, decode: Callable[[Any], Any], names: Collection[str]) -> Any:
-    """Returns inputs with arrays in place of encoded pictures."""
+    """Decodes the inputs `names`, and leaves all others unchanged."""
     if not isinstance(given, Mapping):
         return decode(given)
     decoded = decode({name: each for name, each in name_leaves(given).items() if name in names})
@@ -433,7 +449,7 @@ def replace_pictures(given: Any, decode: Callable[[Any], Any], names: Collection
 
 
 def keras_file_fault(model: keras.Model) -> str | None:
-    """Returns why Keras cannot write a model as a Keras file, or None if it can. Checks the config, not the weights."""
+    """Returns the reason why Keras cannot write a Keras file, or None. Checks the model's config, not its weights."""
     try:
         json.dumps(keras.saving.serialize_keras_object(model))
     except Exception as error:  # a user's `get_config` can raise anything
@@ -445,14 +461,14 @@ def keras_file_fault(model: keras.Model) -> str | None:
 def add_preprocessing(
     layers: Mapping[tuple[str, ...], keras.Layer], model: keras.Model, inputs: InputStructure
 ) -> keras.Model:
-    """Returns a model that applies the preprocessing of each input to raw inputs, then `model`."""
+    """Returns a model from raw inputs: it applies the preprocessing layers, then `model`."""
     labels = label_leaves(inputs)
     raws = make_inputs(inputs)
     named = dict(name_leaves(raws))
     for names, layer in layers.items():
         raw = [named[name] for name in names]
         if len(names) == 1 or not layer.name.endswith(PREPROCESSING):
-            # A nested model, because a layer of the preprocessing may have the model's name.
+            # Nest the preprocessing in a model, because one of its layers may have the model's name.
             nested_raw = [keras.Input(each.shape[1:], dtype=each.dtype) for each in raw]
             own = f"_{labels[names[0]]}" if len(names) == 1 and names[0] else ""
             made = apply_layer(layer, nested_raw)
@@ -464,15 +480,18 @@ def add_preprocessing(
 
 
 def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Converts strings to numpy's `str` dtype, which `np.save` writes without pickle."""
+    """Converts strings to NumPy's `str` dtype, because `np.save` needs no pickle for it."""
     words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in batch.ravel()]
     return np.array(words).reshape(batch.shape)
 
 
 def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path) -> dict[str, Any]:
-    """Compares the outputs of the SavedModel, loaded from disk, with the live model's; returns the latter by name."""
+    """Loads the SavedModel and compares its outputs with the live model's. Returns the live model's outputs by name.
+
+    Raises ExportError if they differ by more than the tolerance.
+    """
     tensors = tf.nest.map_structure(tf.constant, batch)
-    live = name_leaves(model(tensors, training=False))  # without tracing, which takes long with many columns
+    live = name_leaves(model(tensors, training=False))  # eager: tracing takes long with many columns
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
     saved = name_leaves(loaded.serve(tensors))
     for name, values in live.items():

@@ -17,7 +17,7 @@ NAMED = 12
 
 
 def walk_layers(model: keras.Layer, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """Yields (path, layer) of each layer with weights, at any depth: `backbone`, `backbone/block`, and so on."""
+    """Yields (path, layer) for each layer with weights, at any depth: `backbone`, `backbone/block`, and so on."""
     for layer in private.flatten_layers(model, include_self=False, recursive=False):
         if layer.weights:
             path = prefix + layer.name
@@ -26,13 +26,13 @@ def walk_layers(model: keras.Layer, prefix: str = "") -> Iterator[tuple[str, ker
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Returns whether a pattern matches a path or an end of it, such as a layer's name. `*` also matches `/`."""
+    """Returns whether a pattern matches a path or its last parts, such as a layer's name. `*` also matches `/`."""
     parts = path.split("/")
     return any(fnmatchcase("/".join(parts[first:]), pattern) for first in range(len(parts)))
 
 
 def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.Layer]:
-    """Finds the layers with weights that a pattern matches.
+    """Returns the layers with weights that match a pattern.
 
     Args:
         pattern: a layer's name or path, with `*` for any characters and `?` for one.
@@ -51,7 +51,7 @@ def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.La
 
 
 def suggest_name(pattern: str, paths: Iterable[str]) -> str:
-    """Returns `; did you mean X?` for the path that is most similar to a pattern, outer layers first; else nothing."""
+    """Returns `; did you mean X?` for the most similar path, outer layers first; an empty string if none is similar."""
     for depth in range(2):
         named = {path.lower(): path for path in paths if path.count("/") == depth}
         if similar := difflib.get_close_matches(pattern.removeprefix("!").lower(), named, n=1):
@@ -60,7 +60,7 @@ def suggest_name(pattern: str, paths: Iterable[str]) -> str:
 
 
 def format_paths(names: Collection[str]) -> str:
-    """Formats the paths of layers, the outermost first. Those that contain others come with the number of these."""
+    """Formats up to `NAMED` paths of layers, outer layers first. A layer with inner layers shows their number."""
     inside = {path: sum(other.startswith(f"{path}/") for other in names) for path in names}
     ordered = sorted(names, key=lambda path: path.count("/"))
     shown = ordered[:NAMED]
@@ -75,9 +75,9 @@ OWN_MODELS = "scaleflow.model."
 
 
 def fine_tune(model: keras.Model, options: Model) -> None:
-    """Freezes layers and adds LoRA, as the config group `model` says. Call it in the strategy's scope.
+    """Freezes layers and adds LoRA according to the config group `model`. Call it in the strategy's scope.
 
-    What changes by epochs is frozen later: `list_freeze_phases`.
+    If `model.freeze` depends on the epoch, it freezes nothing: see `list_freeze_phases`.
 
     Raises ConfigError if a pattern matches no layer, or if nothing is left to train.
     """
@@ -97,10 +97,10 @@ def check_trains(model: keras.Model, setting: str) -> None:
 
 
 def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
-    """Lists what trains from which epoch on; nothing if that does not change during the run.
+    """Lists the phases of `model.freeze`: the layers that train from an epoch on. Empty if it does not change.
 
-    Call it after `fine_tune`. Each phase begins with the model as it was made. Afterwards all that trains in a phase is
-    trainable, as an optimizer needs it that has the state of all phases.
+    Call it after `fine_tune`. The patterns of each phase apply to the model as it was made, not to the phase before.
+    Afterwards every layer that trains in any phase is trainable, so that the optimizer creates state for all of them.
 
     Raises ConfigError if a pattern matches no layer, or if nothing trains in a phase.
     """
@@ -122,7 +122,7 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
 
 
 def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
-    """Formats `model.freeze` with its value, as a user types it."""
+    """Formats `model.freeze=...` as a user types it."""
     if not isinstance(freeze, Mapping):
         return f"model.freeze=[{', '.join(freeze)}]"
     phases = ", ".join(f"{epoch}: [{', '.join(patterns)}]" for epoch, patterns in freeze.items())
@@ -130,15 +130,15 @@ def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
 
 
 def loads_weights(options: Model) -> bool:
-    """Returns whether the model begins with saved weights, as far as the config says so."""
+    """Returns whether the config says that the model starts from saved weights."""
     arguments = options.target.arguments
-    weights = arguments.get("weights")  # of `keras_hub` true, which is about its preset
+    weights = arguments.get("weights")  # `keras_hub` has True here, which means weights only with a preset
     return bool(options.init_from or (weights and arguments.get("preset", weights)))
 
 
 def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
-    """Returns a warning if layers of a model of scaleflow's are frozen, whose weights are random; else None."""
-    if not options.target.path.startswith(OWN_MODELS):  # another model may have loaded weights
+    """Returns a warning if a built-in model has frozen layers with random weights; else None."""
+    if not options.target.path.startswith(OWN_MODELS):  # a model of the user's may have loaded weights
         return None
     frozen = [path for path, layer in walk_layers(model) if "/" not in path and not layer.trainable]
     if not options.freeze or not frozen:
@@ -151,10 +151,10 @@ def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
 
 
 def freeze_layers(model: keras.Model, patterns: Sequence[str], setting: str) -> None:
-    """Makes the layers that a pattern matches, and all layers inside them, not trainable.
+    """Freezes all layers that match a pattern, with their inner layers.
 
-    Patterns apply in their order. Layers that a pattern with `!` before it matches are trainable again. `setting` is
-    the key and its value, for messages.
+    Patterns apply in order. A pattern that starts with `!` makes its layers trainable again. `setting` is the key and
+    its value, for messages.
     """
     for pattern in patterns:
         for layer in find_layers(model, pattern.removeprefix("!"), setting):
@@ -162,9 +162,11 @@ def freeze_layers(model: keras.Model, patterns: Sequence[str], setting: str) -> 
 
 
 def add_lora(model: keras.Model, options: Lora) -> None:
-    """Adds LoRA (Hu et al. 2021, arXiv:2106.09685) to the layers that a pattern matches, or that are inside them.
+    """Adds LoRA (Hu et al. 2021, arXiv:2106.09685) to the layers that match a pattern, and to their inner layers.
 
-    Their weight matrices do not train any more. The new matrices train even if their layer is frozen.
+    The weight matrices of these layers no longer train. The new low-rank matrices do, even in a frozen layer.
+
+    Raises ConfigError if a pattern matches no layer that supports LoRA, or if Keras cannot add it.
     """
     names = options.layers or []
     setting = f"model.lora.layers=[{', '.join(names)}]"
@@ -188,8 +190,9 @@ def add_lora(model: keras.Model, options: Lora) -> None:
 
 
 def train_lora(model: keras.Model) -> None:
-    """Makes the small matrices of layers with LoRA trainable, which Keras freezes with their layer, and freezes the
-    weight matrices.
+    """Makes the low-rank matrices of LoRA trainable and freezes the weight matrices, also in frozen layers.
+
+    Freezing a layer in Keras freezes its LoRA matrices as well.
     """
     for layer in private.flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
@@ -200,9 +203,9 @@ def train_lora(model: keras.Model) -> None:
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
-    """Adds what LoRA has learned to the weight matrices, and removes LoRA from the model. Returns the model.
+    """Adds the product of the LoRA matrices to the weight matrices, removes LoRA and returns the model.
 
-    Its layers then have the weights that they had before LoRA was added.
+    The layers then have the same set of weights as before LoRA was added.
     """
     for layer in private.flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
@@ -214,9 +217,10 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
-    """Returns whether each trainable variable has weight decay.
+    """Returns, for each trainable variable, whether weight decay applies to it.
 
     `excluded` is `optimizer.no_decay`: `bias`, `norm`, or patterns of layers.
+
 
     Raises ConfigError if a pattern matches no layer.
     """
@@ -226,7 +230,7 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
     for name in excluded:
         if name == "bias":
             found = [v for v in model.trainable_variables if v.name.endswith("bias")]
-        elif name == "norm":  # without what a wrapper normalizes
+        elif name == "norm":  # own weights only: a wrapper also holds the layer that it normalizes
             norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
             found = [v for layer in norms for v in private.list_own_weights(layer)]
         else:
@@ -236,7 +240,7 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
 
 
 def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[float]:
-    """Returns the learning rate's factor of each trainable variable. If several patterns match, the last one counts.
+    """Returns the learning rate factor of each trainable variable. If several patterns match, the last one counts.
 
     Raises ConfigError if a pattern matches no layer, or only layers that do not train.
     """

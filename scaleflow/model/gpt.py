@@ -24,18 +24,19 @@ Logits = np.ndarray[Any, Any]
 
 
 class NextToken(Protocol):
-    """Predicts the token after a sequence that grows by one token at a time, or is another one."""
+    """Predicts the next token. Usually each call has the last call's tokens and one more; any others work as well."""
 
     def __call__(self, tokens: Sequence[int]) -> Logits:
-        """Returns the logits of the token after these, of which there are at most as many as the window has places."""
+        """Returns the logits of the next token. `tokens` has at most as many ids as the model's window."""
 
 
 class WholeWindow:
-    """Computes all positions of the window for each token.
+    """Predicts by computing all positions of the window for each token.
 
     Args:
         model: token ids [1, window] -> logits [1, window, vocabulary].
         window: the number of tokens that the model takes.
+        dtype: the dtype of the token ids.
     """
 
     def __init__(self, model: Callable[[Any], Any], window: int, dtype: str = "int32") -> None:
@@ -45,7 +46,7 @@ class WholeWindow:
 
     def __call__(self, tokens: Sequence[int]) -> Logits:
         padded = np.zeros([1, self._window], self._dtype)
-        padded[0, : len(tokens)] = tokens  # a position does not depend on what follows it
+        padded[0, : len(tokens)] = tokens  # later positions do not matter: the model is causal
         logits: Logits = np.asarray(self._model(padded), np.float32)[0, len(tokens) - 1]
         return logits
 
@@ -59,13 +60,14 @@ class WholeWindow:
 
 
 class CachedGpt:
-    """Keeps the keys and values of earlier places, so that a token costs one place. For `model=gpt`, in float32.
+    """Predicts with `model=gpt` in float32, and caches keys and values: a new token computes only its own position.
 
-    It computes what the layers do, in fewer operations: those of a single place take longer to start than to run.
+    It repeats the computation of the layers in fewer operations, because for a single position starting an operation
+    takes longer than running it.
 
     Args:
-        model: that `scaleflow.model.gpt.build` made.
-        window: the number of tokens that it takes.
+        model: a model from `scaleflow.model.gpt.build`.
+        window: the number of tokens that the model takes.
     """
 
     def __init__(self, model: keras.Model, window: int) -> None:
@@ -104,7 +106,7 @@ class CachedGpt:
         return logits
 
     def _compute(self, ids: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-        """Returns the logits [vocabulary] after token `last` of `ids` [n], whose places begin at `first`."""
+        """Returns the logits [vocabulary] that follow `ids[last]`. The position of `ids[0]` in the window is `first`."""
         count = ids.shape[0]
         heads = self._heads
         places = first + tf.range(count)
@@ -126,13 +128,13 @@ Weights = tuple[tf.Tensor, tf.Tensor]
 
 
 def take_dense(layer: Any, rows: int | None = None) -> Weights:
-    """Returns the weights of a dense layer, of which the kernel may have further dimensions."""
+    """Returns the kernel of a dense layer, flattened to [in, out], and its bias [out]."""
     kernel, bias = (tf.cast(tf.convert_to_tensor(each), tf.float32) for each in (layer.kernel, layer.bias))
     return tf.reshape(kernel, [rows or kernel.shape[0], -1]), tf.reshape(bias, [-1])
 
 
 def join_dense(attention: Any) -> Weights:
-    """Returns the weights that make query, key and value of all heads; those of the query are scaled."""
+    """Joins the weights of query, key and value of all heads. The query's are scaled by 1 / sqrt(key_dim)."""
     parts = [take_dense(each) for each in (attention.query_dense, attention.key_dense, attention.value_dense)]
     parts[0] = (parts[0][0] * attention.key_dim**-0.5, parts[0][1] * attention.key_dim**-0.5)
     kernels, biases = zip(*parts, strict=True)
@@ -155,7 +157,7 @@ def normalize(x: tf.Tensor, norm: tuple[tf.Tensor, tf.Tensor, float]) -> tf.Tens
 
 
 def count_blocks(model: keras.Model) -> int:
-    """Returns the number of blocks of a model that `scaleflow.model.gpt.build` made; 0 for another model."""
+    """Returns the number of blocks of a model from `scaleflow.model.gpt.build`; 0 for any other model."""
     names = {layer.name for layer in model.layers}
     blocks = [name for name in names if re.fullmatch(r"block\d+_attention", name)]
     parts = ("norm1", "attention", "norm2", "feed1", "feed2")
@@ -165,7 +167,7 @@ def count_blocks(model: keras.Model) -> int:
 
 
 def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:
-    """Returns the fastest way to predict with a model. Raises ConfigError if its predictions depend on later tokens."""
+    """Returns the fastest predictor for a model. Raises ConfigError if its predictions depend on later tokens."""
     if count_blocks(model):
         return CachedGpt(model, window)
     whole = WholeWindow(tf.function(lambda ids: model(ids, training=False)), window, dtype)
@@ -174,7 +176,7 @@ def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:
 
 
 def load_next_token(path: Path, window: int, dtype: str) -> NextToken:
-    """Loads an exported model, a Keras file or the folder of a SavedModel.
+    """Loads a predictor from an exported model: a Keras file or the folder of a SavedModel.
 
     Raises ConfigError if it cannot be loaded, or if its predictions depend on later tokens.
     """
@@ -197,8 +199,8 @@ def generate_tokens(
     Args:
         prompt: token ids, at least one.
         window: the number of tokens that the model takes.
-        sampling: how many, and how they are drawn.
-        unused: token ids that are not drawn.
+        sampling: the number of tokens, and how to draw them.
+        unused: token ids that are never drawn.
     """
     draw = np.random.default_rng(sampling.seed)
     recent = list(prompt)[-window:]
@@ -220,7 +222,7 @@ def choose_token(logits: Logits, sampling: Sampling, draw: np.random.Generator, 
     shares = np.exp((logits[order] - logits[order[0]]) / sampling.temperature)
     shares /= shares.sum()
     if sampling.top_p < 1:
-        kept = 1 + int(np.searchsorted(np.cumsum(shares), sampling.top_p))  # those that reach it
+        kept = 1 + int(np.searchsorted(np.cumsum(shares), sampling.top_p))  # the fewest tokens that reach top_p
         order = order[:kept]
         shares = shares[:kept] / shares[:kept].sum()
     return int(draw.choice(order, p=shares))
@@ -238,9 +240,9 @@ def build(
 ) -> keras.Model:
     """Builds token and position embeddings, causal blocks, and logits of the next token at each position.
 
-    A block is GPT-2's: layer normalization before the causal self-attention and before the feed-forward layer with
-    GELU, each followed by dropout (if any) and a residual connection. Weights are drawn as in GPT-2, with a standard
-    deviation of 0.02. Every token counts: 0 is no padding here.
+    A block is as in GPT-2: layer normalization before the causal self-attention and before the feed-forward layer with
+    GELU, each followed by dropout (if any) and a residual connection. Initial weights have a standard deviation of
+    0.02, as in GPT-2. Token 0 is an ordinary token, not padding.
 
     Args:
         inputs: token ids, int32 of shape (tokens,) with a vocabulary.
@@ -285,7 +287,7 @@ def build_decoder_block(x: Any, name: str, heads: int, units: int, rate: float) 
 
 
 def small() -> keras.initializers.Initializer:
-    """Returns a new initializer: one that is used twice draws the same values."""
+    """Returns a new initializer. Using one twice would give equal weights."""
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
@@ -297,16 +299,16 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> list[int]:
-    """Continues a prompt, one token after the other; `scaleflow.generate_text` does so with texts.
+    """Continues a prompt token by token. `scaleflow.generate_text` does the same with text.
 
     Args:
         model: token ids [1, window] int32 -> logits [1, window, vocabulary]: a `gpt`, or `serve` of its SavedModel. A
-            `gpt` keeps keys and values, so that a token does not compute those before it again.
+            `gpt` caches keys and values, so a new token computes only its own position.
         prompt: token ids, at least one.
         length: the number of tokens to add.
-        window: the number of tokens that the model takes. Beyond it, the window moves on by half.
-        temperature: divides the logits; 0 takes the most probable token each time.
-        seed: draws the tokens.
+        window: the number of tokens that the model takes. When it is full, it moves on by half its length.
+        temperature: the divisor of the logits; 0 always takes the most probable token.
+        seed: the seed for drawing tokens.
 
     Returns:
         The prompt and the new tokens.

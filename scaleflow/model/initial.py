@@ -1,4 +1,4 @@
-"""Fine-tuning: copies a saved model's weights into the layers of a new model that have the same names and shapes."""
+"""Implements `model.init_from`: copies saved weights into layers of a new model with the same names and shapes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ NAMED = 6
 
 
 def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWeights:
-    """Reads a Keras file into the host's memory.
+    """Reads the weights of a Keras file into the host's memory.
 
     Args:
-        grown: the names of the inputs that may have more words in the new model.
+        path: the file.
+        origin: the user's value of `model.init_from`, for messages.
+        grown: the names of inputs whose vocabulary may be larger in the new model.
 
-    Raises ConfigError if it is missing, damaged or no Keras model.
+    Raises ConfigError if the file is missing, damaged or not a Keras model.
     """
     with tf.device("CPU:0"):
         model = load_keras_file(path, f"model.init_from={origin}")
@@ -43,7 +45,7 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
 
 
 def load_keras_file(path: str, key: str) -> keras.Model:
-    """Loads a model. Raises ConfigError, which begins with the `key`, if it is missing, damaged or no Keras model."""
+    """Loads a Keras model. Raises ConfigError (starting with `key`) if it is missing, damaged or not a Keras model."""
     try:
         return keras.models.load_model(path, compile=False)
     except Exception as error:  # zipfile, h5py and Keras raise many types
@@ -59,7 +61,7 @@ def load_keras_file(path: str, key: str) -> keras.Model:
 
 
 def find_newer_keras(path: str) -> str | None:
-    """Returns the version of Keras that wrote a .keras file, if it is newer than this one."""
+    """Returns the version of Keras that wrote a .keras file if it is newer than this one, else None."""
     if not path.endswith(".keras"):
         return None
     with zipfile.ZipFile(path) as archive, contextlib.suppress(KeyError, ValueError):
@@ -70,22 +72,26 @@ def find_newer_keras(path: str) -> str | None:
 
 
 def find_network(model: keras.Model) -> keras.Model:
-    """Returns the model that follows the preprocessing in an exported model."""
+    """Returns the trained model inside an exported model, without its preprocessing."""
     name = model.name.removesuffix(ON_RAW_INPUTS)
     return model if name == model.name else model.get_layer(name)
 
 
 def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedChanges | None = None) -> str:
-    """Copies saved weights into the layers of a new model that have the same name, and the same shapes or known rows.
+    """Copies saved weights into the layers of a new model that have the same names.
 
-    Call it in the strategy's scope, outside of the replicas.
+    A layer gets them if its shapes are the same, or if it is known which rows and columns correspond. Call it in the
+    strategy's scope, not inside a replica.
 
     Args:
-        saved: what `read_weights` returned.
-        changes: what the new run learned otherwise; None: nothing is known about the saved model's run.
+        model: the new model.
+        saved: the result of `read_weights`.
+        changes: differences in the learned state of the two runs; None: the learned state of the saved model's run is
+            not known.
 
     Returns:
-        A message for the user: how many layers and numbers were copied.
+        A message for the user with the number of copied layers and weights.
+
 
     Raises ConfigError if no layer matches.
     """
@@ -109,7 +115,7 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
         for variable, value in zip(layers[name].weights, values, strict=True):
             assign_variable(variable, value)
         if isinstance(layers[name], keras.layers.Normalization):
-            layers[name].finalize_state()  # it computes with constants that are made from its weights
+            layers[name].finalize_state()  # it computes with constants that it derives from its weights
     fresh = [name for name in layers if name not in matches]
     taken = sum(mapping.extended.get(name, sum(each.size for each in values)) for name, values in matches.items())
     total = sum(int(np.prod(w.shape)) for layer in layers.values() for w in layer.weights)
@@ -122,7 +128,7 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
 
 
 def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """Yields (path, layer) of each layer that has weights. Enters nested models."""
+    """Yields (path, layer) for each layer with weights, also in nested models."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from list_layers(layer, f"{prefix}{layer.name}/")
@@ -131,9 +137,10 @@ def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, ker
 
 
 def find_layer(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Returns a layer's path in the saved model: the same path, or the one that ends in its name, if that is unique.
+    """Returns the path of the corresponding layer in the saved model; None if no layer corresponds.
 
-    `mine` and `theirs` are the layers of the new and of the saved model by path.
+    That is the layer with the same path, or else the layer with the same name, if the name is unique in both models.
+    `mine` and `theirs` are the layers of the new and the saved model by path.
     """
     if name in theirs:
         return name
@@ -149,7 +156,7 @@ def last_part(name: str) -> str:
 
 
 def assign_variable(variable: keras.Variable, value: np.ndarray[Any, Any]) -> None:
-    """Assigns a value on every replica, or to the shards (along axis 0) of a variable on parameter servers."""
+    """Assigns a value to a variable on every replica, or to its shards (along axis 0) on parameter servers."""
     shards = getattr(variable.value, "variables", None)
     if shards is None:
         variable.assign(value)

@@ -1,4 +1,4 @@
-"""The networks of `keras.applications` with a head for the dataset, and the preprocessing that their weights expect."""
+"""Networks of `keras.applications` with a head for the dataset and the preprocessing that their weights need."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CAFFE_MEAN = (103.939, 116.779, 123.68)
 TORCH_MEAN = (0.485, 0.456, 0.406)
 TORCH_DEVIATION = (0.229, 0.224, 0.225)
 
-#: Beginnings of the names of networks that take pixels in [0, 255] and preprocess them themselves.
+#: Prefixes of networks that take pixels in [0, 255] and preprocess them themselves.
 OWN_PREPROCESSING = ("EfficientNet", "ConvNeXt", "MobileNetV3")
 
-#: Networks whose weights expect BGR pixels minus `CAFFE_MEAN`. Those of `DenseNet*` expect `TORCH_MEAN`, and those of
-#: all other networks pixels in [-1, 1]. Source: `preprocess_input` of each module of `keras.applications`.
+#: Networks whose weights expect BGR pixels minus `CAFFE_MEAN`. `DenseNet*` expects pixels normalized by `TORCH_MEAN`
+#: and `TORCH_DEVIATION`, all other networks pixels in [-1, 1]. Source: `preprocess_input` in `keras.applications`.
 CAFFE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
 
 #: The value of `weights` that downloads Keras's weights for ImageNet.
@@ -38,10 +38,9 @@ def build(
 ) -> keras.Model:
     """Builds a network of `keras.applications` without its top, the average over the image, and a dense layer.
 
-    The model converts the dataset's pixels to what the network's weights expect. Grey images become three equal
-    channels. BatchNorm normalizes over all replicas. The network is one layer of the model, with the name that Keras
-    gives it, such as `resnet50` or `mobilenetv2_1.00_224`, so `model.freeze=[mobilenetv2*]`
-    names it.
+    The model converts the dataset's pixels to the range and channels that the network's weights expect. Grey images
+    become three equal channels. BatchNorm normalizes over all replicas. The network is one layer of the model. Its
+    name comes from Keras, such as `resnet50` or `mobilenetv2_1.00_224`, so `model.freeze=[mobilenetv2*]` freezes it.
 
     Args:
         inputs: images of shape (height, width, 1 or 3).
@@ -74,7 +73,7 @@ def list_networks() -> list[str]:
 
 
 def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model:
-    """Makes the network: pixels as its weights expect them [b, *shape] -> [b, features]."""
+    """Makes the network: preprocessed pixels [b, *shape] -> features [b, features]."""
     if name not in list_networks():
         raise ConfigError(f"model.name={name}: expected one of {', '.join(sorted(list_networks()))}")
     file = None
@@ -110,10 +109,14 @@ def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model
 
 
 def preprocess(pixels: Any, name: str, has_factor: bool) -> Any:
-    """Converts RGB pixels [b, height, width, 3] in [0, 255] to what the network's weights expect.
+    """Converts RGB pixels [b, height, width, 3] in [0, 255] to the form that the network's weights expect.
 
-    `has_factor` says whether the network has the factor that Keras adds to EfficientNetB0 to B7 if it downloads their
-    weights (`keras.applications.efficientnet`). The same weights from a file or another run need it, too.
+    Args:
+        pixels: the pixels.
+        name: the name of the network.
+        has_factor: whether the network already scales its pixels by 1 / sqrt(deviation). Keras adds this to
+            EfficientNetB0 to B7 only if it downloads the weights (`keras.applications.efficientnet`). The same weights
+            from a file or another run need the factor as well, so this function adds it.
     """
     if name.startswith("EfficientNetB") and not has_factor:
         factors = [deviation**-0.5 for deviation in TORCH_DEVIATION]

@@ -1,4 +1,4 @@
-"""A Keras model that `keras.Model.save` wrote, with its weights."""
+"""A saved Keras model (`keras.Model.save`) with its weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from scaleflow.model.initial import load_keras_file
 
 @check_options("model")
 def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.Model:
-    """Loads the model; it trains on from its weights, with the loss, metrics and optimizer of the run.
+    """Loads a saved model. Training continues from its weights, with the run's loss, metrics and optimizer.
 
-    A compiled loss that differs from the loss of the run is refused (`worker/compiled.py`). Layers that were saved as
-    not trainable do not train.
+    If the model was compiled with a different loss, the run is rejected (`worker/compiled.py`). Layers that were saved
+    as not trainable stay frozen.
 
     Args:
         inputs: numbers of the shapes that the model takes.
-        outputs: what the dataset needs, for which the model returns logits or values.
+        outputs: the outputs that the dataset needs. The model returns logits or values for them.
+        path: the file.
 
     conf/model/keras_file.yaml describes the other arguments.
 
@@ -45,7 +46,7 @@ def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.
 
 
 def read_compile_config(path: str) -> Mapping[str, Any] | None:
-    """Returns what the model in a file is compiled with, as Keras writes it. None if it is not, or by KerasHub."""
+    """Returns Keras's compile config of a saved model; None if it was not compiled, or only by KerasHub."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))

@@ -28,9 +28,9 @@ def build(
 ) -> keras.Model:
     """Builds a backbone of KerasHub, the average of its features, and a dense layer.
 
-    For texts, tokens with the number 0 are padding. If the targets have a class for each token, the dense layer is
-    applied to each token's features instead of their average. The backbone gets images near [0, 1], or in the range of
-    the preset's own preprocessor. What that does beyond it (tokenizing, resizing) is the dataset's task.
+    In text, token id 0 is padding. If the targets have a class for each token, the dense layer applies to each
+    token's features instead of their average. The backbone gets images near [0, 1], or in the range of the preset's
+    preprocessor. The dataset must do the rest of that preprocessing (tokenizing, resizing).
 
     Args:
         inputs: images of shape (height, width, channels), or word numbers of shape (tokens,) with a vocabulary.
@@ -64,11 +64,11 @@ def build(
 
 
 def check_preset_words(target: Target, inputs: InputStructure, reading: Mapping[str, Any]) -> None:
-    """Rejects a preset with its weights for words that the dataset numbers itself: they are other words there.
+    """Rejects pretrained weights if the dataset assigns its own ids to words: an id then means a different word.
 
     Args:
-        target: of the model.
-        inputs: of the source, before its preprocessing.
+        target: the model's class or function and its arguments.
+        inputs: the inputs of the source, before its preprocessing.
         reading: how the source reads its data.
     """
     given = {"preset": None, "weights": True, **target.arguments}
@@ -119,7 +119,7 @@ def make_backbone(name: Any, config: Mapping[str, Any]) -> keras.Model:
 
 
 def load_converter(preset: str | None) -> Any:
-    """Returns the preset's converter of images, whose scale and offset its weights need; None if it has none."""
+    """Returns the preset's image converter, for its scale and offset; None if the preset has none."""
     import keras_hub
 
     try:
@@ -129,9 +129,9 @@ def load_converter(preset: str | None) -> Any:
 
 
 def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[Any, Any]:
-    """Applies a backbone of one input to images. Returns the model's input and the features.
+    """Applies a backbone to images. Returns the model's input and the features.
 
-    Images are scaled to about [0, 1], and then as the converter of a preset scales pictures of 0 to 255.
+    Scales images to about [0, 1], then by the scale and offset of the preset's converter, which are for [0, 255].
     """
     check_shape(inputs, "keras_hub")
     raw, x = entry(inputs)
@@ -150,7 +150,7 @@ def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[
 
 
 def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
-    """Applies a backbone of texts to word numbers. Returns the model's input and the features [b, tokens, width]."""
+    """Applies a text backbone to token ids. Returns the model's input and the features [b, tokens, width]."""
     size = check_tokens(inputs, "keras_hub")
     vocabulary = getattr(network, "vocabulary_size", size)
     if size > vocabulary:
@@ -174,12 +174,12 @@ def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def take_network_features(returned: Any) -> Any:
-    """Returns the features of each position from what a backbone returns."""
+    """Returns the features of each position from a backbone's result."""
     return returned["sequence_output"] if isinstance(returned, dict) else returned
 
 
 def pool(features: Any, raw: Any) -> Any:
-    """Averages features over an image or its patches, or over the words of a text without padding."""
+    """Averages features over an image, its patches, or the tokens of a text except padding."""
     if len(features.shape) == 4:
         return keras.layers.GlobalAveragePooling2D()(features)
     if len(features.shape) == 3:

@@ -1,12 +1,12 @@
 """Corrects two of Keras's operations on TensorFlow: `keras.ops.add` and `keras.ops.take`.
 
-`add` in Keras (3.15) takes a second operand with one dimension larger than 1 for a bias if that size is the number of
-channels of the first operand, wherever the dimension is. So x + mean(x, axis=-1, keepdims=True) is wrong, without an
-error, if x has as many rows as columns: a batch of 8 examples of width 8.
+`add` in Keras (3.15) mistakes some second operands for a bias: those with one dimension larger than 1 whose size is the
+number of channels of the first operand, no matter which dimension it is. So x + mean(x, axis=-1, keepdims=True) is
+silently wrong if x has as many rows as columns, such as a batch of 8 examples of width 8.
 
-`take`, and so `keras.layers.Embedding`, reads the whole variable and gathers from that. A parameter server would send
-the whole table to each worker in each step, and on one device TensorFlow copies a variable that is updated by rows
-whenever it is read whole. Here it reads only the rows that it returns.
+`take`, which `keras.layers.Embedding` uses, reads the whole variable and gathers from it. A parameter server would send
+the whole table to each worker in each step. On one device, TensorFlow copies a table with row updates for each such
+read. The replacement reads only the rows that it returns.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from scaleflow.compat import keras as private
 
-#: Updating all rows of a table of this size takes several times as long as the rest of a small model's step.
+#: From this number of rows on, updating a whole table takes several times as long as the rest of a small model's step.
 LARGE = 100_000
 
 
 def read_rows_in_take() -> None:
-    """Replaces `keras.ops.take` in this process by a function with the same results. It can be called again."""
+    """Replaces `keras.ops.take` in this process by a function with equal results. Calling it twice is harmless."""
 
     def take(keras_take: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
         if axis == 0 and can_read_rows(x) and isinstance(indices, tf.Tensor):
@@ -35,26 +35,26 @@ def read_rows_in_take() -> None:
 
 
 def can_read_rows(x: Any) -> bool:
-    """Whether `x` is a variable with a value: not in a symbolic call, in which Keras replaces values."""
+    """Returns whether `x` is a variable with a value. False in stateless calls, where Keras replaces values."""
     is_variable = isinstance(x, keras.Variable) and private.read_stored(x) is not None
     return is_variable and private.find_stateless_scope() is None
 
 
 def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Reads rows of a TensorFlow variable, which may be in shards. Like Keras, it counts negative ones from the end."""
+    """Reads rows of a TensorFlow variable or its shards. As in Keras, negative row numbers count from the end."""
     rows = tf.where(rows < 0, rows + tf.cast(variable.shape[0], rows.dtype), rows)
     shards = getattr(variable, "variables", None)
     return tf.gather(variable, rows) if shards is None else tf.nn.embedding_lookup(list(shards), rows)
 
 
 def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
-    """Lists the layers, at any depth, that look up rows of a table that is trained."""
+    """Lists the embedding layers, at any depth, that train."""
     layers = (layer for layer in private.flatten_layers(model) if isinstance(layer, keras.layers.Embedding))
     return [layer for layer in layers if any(variable.trainable for variable in layer.variables)]
 
 
 def list_table_variables(model: keras.Model) -> set[int]:
-    """Returns the ids of the trained variables with a row for each number that a layer looks up."""
+    """Returns the `id()` of the tables of all embedding layers that train."""
     return {
         id(variable)
         for layer in list_tables(model)
@@ -64,7 +64,7 @@ def list_table_variables(model: keras.Model) -> set[int]:
 
 
 def describe_large_table(model: keras.Model) -> str | None:
-    """Describes the rows of the model's largest table for a message; None if it has fewer than `LARGE` rows."""
+    """Describes the rows of the model's largest embedding for a message; None if it has fewer than `LARGE` rows."""
     largest = max(list_tables(model), key=lambda layer: layer.input_dim, default=None)
     if largest is None or largest.input_dim < LARGE:
         return None
@@ -72,7 +72,7 @@ def describe_large_table(model: keras.Model) -> str | None:
 
 
 def correct_keras_add() -> None:
-    """Replaces `keras.ops.add` in this process by a function that broadcasts as NumPy does. It can be called again."""
+    """Replaces `keras.ops.add` in this process by one that broadcasts like NumPy. Calling it twice is harmless."""
 
     def add(keras_add: Callable[[Any, Any], Any], x1: Any, x2: Any) -> Any:
         if not is_misread_as_bias(to_static_shape(x1), to_static_shape(x2)):
@@ -86,7 +86,7 @@ def correct_keras_add() -> None:
 
 
 def to_static_shape(value: Any) -> Sequence[int | None] | None:
-    """The shape of a dense tensor or array; None for a number, a sparse tensor, and if the rank is unknown."""
+    """Returns the shape of a dense tensor or array; None for a number, a sparse tensor, or an unknown rank."""
     shape = getattr(value, "shape", None)
     if shape is None or isinstance(value, tf.SparseTensor | tf.IndexedSlices):
         return None
@@ -94,10 +94,11 @@ def to_static_shape(value: Any) -> Sequence[int | None] | None:
 
 
 def is_misread_as_bias(shape: Sequence[int | None] | None, other: Sequence[int | None] | None) -> bool:
-    """Whether Keras takes the second operand for a bias although it is not aligned with the channels of the first.
+    """Returns whether Keras mistakes the second operand for a bias: it does not line up with the first one's channels.
 
     Args:
-        other: of the second operand.
+        shape: the shape of the first operand.
+        other: the shape of the second operand.
     """
     if shape is None or other is None or len(shape) < 2 or len(other) < 2:
         return False

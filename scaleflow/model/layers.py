@@ -30,18 +30,18 @@ from scaleflow.interfaces.options import to_list
 
 
 def make_inputs(inputs: InputStructure) -> Any:
-    """Creates the `keras.Input` of each tensor. Those of a dict have no names of their own: the keys name them."""
+    """Creates a `keras.Input` for each tensor. Inputs in a dict get no names, since the keys name them."""
     return map_named(
         lambda name, each: keras.Input(each.shape, dtype=each.dtype, name=None if name else "inputs"), inputs
     )
 
 
 def entry(inputs: InputStructure) -> tuple[Any, Any]:
-    """Creates the model's inputs, and scales each to about [0, 1] if its `scale` is set.
+    """Creates the model's inputs, and multiplies each by its `Inputs.scale` (to about [0, 1]) if it has one.
 
     Returns:
-        (raw [batch, *shape] of the dataset's dtype, scaled [batch, *shape] of the layers' dtype), with the keys of
-        `inputs`. Both are the same tensor without a scale.
+        (raw [batch, *shape] in the dataset's dtype, scaled [batch, *shape] in the layers' dtype), with the keys of
+        `inputs`. Without a scale, both are the same tensor.
     """
     raw = make_inputs(inputs)
     scaled = map_leaves(lambda each, x: x if each.scale is None else keras.layers.Rescaling(each.scale)(x), inputs, raw)
@@ -49,7 +49,7 @@ def entry(inputs: InputStructure) -> tuple[Any, Any]:
 
 
 def flatten(x: Any) -> keras.KerasTensor:
-    """Flattens [batch, ...] to [batch, numbers]; concatenates the tensors of a dict in the order of their names."""
+    """Flattens [batch, ...] to [batch, numbers]. Concatenates the tensors of a dict."""
     parts = [keras.layers.Flatten()(each) for each in name_leaves(x).values()]
     return parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
 
@@ -57,9 +57,9 @@ def flatten(x: Any) -> keras.KerasTensor:
 def head(
     x: keras.KerasTensor, outputs: OutputStructure, regularizer: keras.regularizers.Regularizer | None = None
 ) -> Any:
-    """Adds a dense layer to [batch, *outputs.shape] logits or values, in float32 under every dtype policy.
+    """Adds a dense layer that returns logits or values [batch, *outputs.shape], float32 under every dtype policy.
 
-    For a dict of outputs it adds a layer to each, `outputs_NAME`, and returns a dict.
+    For a dict of outputs it adds a layer `outputs_NAME` for each, and returns a dict.
     """
 
     def add(name: str, each: Outputs) -> keras.KerasTensor:
@@ -72,10 +72,11 @@ def head(
 
 
 def order_levels(values: Any, levels: Sequence[float], name: str | None = None) -> Any:
-    """Converts [batch, ..., n * levels] to [batch, ..., n, levels] that never fall along the last axis, float32.
+    """Converts [batch, ..., n * levels] to quantiles [batch, ..., n, levels] in ascending order, float32.
 
-    The first is a value, the others are steps of softplus. They begin as the quantiles of a normal distribution with
-    deviation 1. Sorted values would not cross either, but where two of them change places the quantiles would meet.
+    The lowest quantile is a free value, and each next one adds a positive step (softplus). For zeros, the result is the
+    quantiles of the normal distribution with deviation 1. Sorting would also avoid crossings, but the quantiles would
+    meet where two values change places.
     """
     x = keras.layers.Reshape((*values.shape[1:-1], -1, len(levels)), dtype="float32")(values)
     starts = np.array([NormalDist().inv_cdf(level) for level in levels], np.float32)
@@ -87,11 +88,12 @@ def order_levels(values: Any, levels: Sequence[float], name: str | None = None) 
 
 
 def label_leaves(structure: Any) -> dict[str, str]:
-    """Returns a label for each leaf of a structure by its name, for the names of layers and tensors.
+    """Returns a valid layer and tensor name (label) for each leaf of a structure, by the leaf's name.
 
-    TensorFlow and Python take ASCII letters, digits and _ only, some words not at all, and names in lower case must
-    differ. A name that is none after symbols became _ gets a label of its own, `column_1a2b3c4d`. It depends on the
-    name alone, so that layers of a column with such a name are the same ones beside other columns.
+    TensorFlow and Python accept only ASCII letters, digits and _, and no Python keywords. Labels must also differ in
+    lower case. Other symbols become _. If the result is still not valid, the label is a hash of the name, such as
+    `column_1a2b3c4d`. A hash does not depend on the dataset's other columns, so the layers of the column keep their
+    names.
     """
     labels: dict[str, str] = {}
     taken: set[str] = set()
@@ -106,12 +108,12 @@ def label_leaves(structure: Any) -> dict[str, str]:
 
 
 def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:
-    """Averages over the words, without padding: [batch, tokens, width] -> [batch, width] float32.
+    """Averages over the words except padding: [batch, tokens, width] -> [batch, width] float32.
 
-    A text without words gives zeros; Keras's GlobalAveragePooling1D with a mask gives NaN.
+    A text without words gives zeros. Keras's GlobalAveragePooling1D with a mask would give NaN.
 
     Args:
-        x: one vector to each token.
+        x: a vector for each token.
         tokens: [batch, tokens] integers; 0 is padding.
     """
     counts = ops.expand_dims(ops.cast(ops.not_equal(tokens, 0), "float32"), axis=-1)
@@ -119,7 +121,7 @@ def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTenso
 
 
 def check_numbers(inputs: InputStructure, name: str) -> None:
-    """Rejects text, as strings or as word numbers, because word numbers are no quantities."""
+    """Rejects text, both strings and word ids, because word ids are not quantities."""
     for key, each in name_leaves(inputs).items():
         label = f"the dataset's {label_leaf('inputs', key)} are"
         if each.dtype == "string":
@@ -150,7 +152,7 @@ def check_one_output(outputs: OutputStructure, name: str) -> None:
 
 
 def check_tokens(inputs: Inputs, name: str) -> int:
-    """Returns the vocabulary's size. Rejects inputs that are not text as word numbers."""
+    """Returns the size of the vocabulary. Rejects inputs that are not word ids."""
     check_one_tensor(inputs, name)
     if inputs.dtype == "string":
         raise ConfigError(f"model={name}: needs text as numbers of words, but the dataset has strings; {WAY_TO_TEXT}")
@@ -174,7 +176,7 @@ def check_shape(inputs: Inputs, name: str) -> None:
         )
 
 
-#: How to turn text into word numbers, for messages.
+#: Advice for messages: how to turn text into word ids.
 WAY_TO_TEXT = (
     "add a preprocessing to the dataset that turns the text into int32 numbers of words with Inputs.vocabulary, and "
     "use model=text or model=transformer"
@@ -184,9 +186,9 @@ WAY_TO_TEXT = (
 def add_rectified(
     x: keras.KerasTensor, layer: Callable[..., keras.Layer], size: int, batch_norm: bool, **options: Any
 ) -> keras.KerasTensor:
-    """Adds a layer with ReLU and, if asked, BatchNorm between them (Ioffe and Szegedy 2015).
+    """Adds a layer and ReLU, with BatchNorm between them if `batch_norm` is set (Ioffe and Szegedy 2015).
 
-    The statistics are over all replicas, so that the result does not depend on the number of replicas.
+    BatchNorm's statistics cover all replicas, so the result does not depend on the number of replicas.
     """
     if not batch_norm:
         return layer(size, activation="relu", **options)(x)

@@ -13,11 +13,11 @@ from scaleflow.model.layers import check_numbers, entry, flatten, head
 def build(inputs: InputStructure, outputs: OutputStructure, l2: NotNegative = 0.0) -> keras.Model:
     """Builds one dense layer on the flattened input.
 
-    The loss follows from the kind of target. So this is multinomial logistic regression (classification), logistic
-    regression (binary, multi_label) or least squares (regression).
+    The kind of target sets the loss. So this is multinomial logistic regression (classification), logistic regression
+    (binary, multi_label) or least squares (regression).
 
     Args:
-        inputs: numbers of any shape; those of a dict are concatenated.
+        inputs: numbers of any shape. A dict of inputs is concatenated.
         outputs: the outputs that the dataset needs.
 
     conf/model/linear.yaml describes the other arguments.

@@ -1,4 +1,4 @@
-"""Calls a model factory and checks the model that it returns, also for variables that Keras does not know."""
+"""Calls a model factory, checks the model that it returns, and adds the scaling of its outputs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from scaleflow.interfaces.formatting import join_first
 from scaleflow.model.export import KERAS_FILE, WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs, order_levels
 
-#: The largest share of a BatchNorm's initial statistics that may be left at the end of a run, without a warning; and
-#: the one at which they count as learned.
+#: A warning is given if more than LARGEST_SHARE of BatchNorm's moving averages is still their initial value at the end
+#: of a run. Its advice is a number of steps after which SMALL_SHARE is left.
 LARGEST_SHARE = 0.2
 SMALL_SHARE = 0.05
 
 
-#: The largest .keras file that a run loads again at its end, in bytes: the copy needs as much memory.
+#: At its end, a run loads its .keras file as a check, if the file has at most this size in bytes. The copy needs as
+#: much memory.
 LARGEST_LOADED = 2**30
 
-#: What to write into a class that Keras cannot make again, by a pattern in what it raises.
+#: Pattern in an error of `load_model` -> advice on what to change in the user's class.
 LOAD_ADVICE = {
     "unexpected keyword argument": "let this __init__ take **options and pass them to super().__init__(**options)",
     "required (positional|keyword-only) argument": "return each argument of this __init__ from get_config",
@@ -52,7 +53,7 @@ LOAD_ADVICE = {
     "get_config, and create its layers in __init__ or build",
 }
 
-#: Methods of Keras's training that nothing here calls.
+#: Methods of Keras's training that scaleflow never calls.
 OWN_STEPS = (
     *("train_step", "make_train_function", "compute_loss", "compute_metrics"),
     *("test_step", "make_test_function", "predict_step", "make_predict_function"),
@@ -62,19 +63,21 @@ OWN_STEPS = (
 def make_model(
     factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure, has_step: bool = False
 ) -> keras.Model:
-    """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32,
-    and their scaling or shift (`Outputs.scaling`, `Outputs.logit_shift`).
+    """Calls a model factory and checks the inputs and outputs of its model.
 
-    Call it in the strategy's scope, because it creates the variables.
+    Casts outputs that are not float32, and adds their scaling or shift (`Outputs.scaling`, `Outputs.logit_shift`). Call
+    it in the strategy's scope, because it creates the variables.
 
     Args:
         factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape], or from and
-            to dicts of such tensors, with the keys of `inputs` and `outputs`. With `Outputs.levels` it gets the shape
-            (values * levels,), and the values are put in order here; or it returns [batch, *model_shape] in order.
-        has_step: whether `training.step` is set, so that the loss is not the model's.
+            to dicts of such tensors, with the keys of `inputs` and `outputs`. With `Outputs.levels`, the factory is
+            asked for the shape (values * levels,), and this function puts the quantiles in order. It may also return
+            ordered quantiles [batch, *model_shape].
+        inputs, outputs: the dataset's description.
+        has_step: whether `training.step` is set. The model's own training methods are then allowed.
 
-    Raises ConfigError if it is no model, does not take the inputs, returns other keys or shapes, is stateful, or has
-    methods for Keras's training that would not be called.
+    Raises ConfigError if the result is not a model, does not take the inputs, returns other keys or shapes, is
+    stateful, or has methods of Keras's training that would not be called.
     """
     needed = map_leaves(
         lambda each: replace(each, shape=(math.prod(each.model_shape),)) if each.levels else each, outputs
@@ -105,7 +108,7 @@ def make_model(
 
 
 def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
-    """Returns the factory's model. A factory for single tensors fails if it gets dicts."""
+    """Calls the factory. Explains the error of a factory for single tensors that gets dicts."""
     try:
         model = factory(inputs, outputs)
     except (AttributeError, TypeError) as error:
@@ -121,7 +124,7 @@ def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: O
 
 
 def check_own_steps(model: keras.Model) -> None:
-    """Rejects a model that replaces a part of Keras's training: it would train with another loss in silence."""
+    """Rejects a model with its own training methods: nothing would call them, and it would train with another loss."""
     own = [
         name
         for name in OWN_STEPS
@@ -136,10 +139,10 @@ def check_own_steps(model: keras.Model) -> None:
 
 
 def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
-    """Rejects a model whose inputs have other keys than the dataset's: Keras would take them in another order.
+    """Rejects a model whose inputs have other keys than the dataset's, since Keras would pass them in another order.
 
-    A list of several inputs is rejected, too, even if they have the names of the keys: Keras takes a dict for it when
-    it runs, but not when it computes shapes. A subclass says nothing of its inputs.
+    Also rejects a list of several inputs, even if they have the names of the keys: Keras accepts a dict for them at run
+    time, but not when it computes shapes. Subclasses of keras.Model do not show their inputs and are not checked.
     """
     graph = find_graph(model)
     if graph is None:
@@ -156,13 +159,13 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
 
 
 def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
-    """Returns the structures of the inputs and outputs of a functional or sequential model; None for a subclass."""
+    """Returns the input and output structures of a functional or sequential model; None for a subclass."""
     functional = find_functional(model)
     return None if functional is None else (functional.input, functional.output)
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:
-    """Rejects what a model returns if its keys or shapes are not those of the dataset's outputs."""
+    """Rejects a model's result if its keys or shapes differ from the dataset's outputs."""
     if isinstance(outputs, Mapping):
         if not isinstance(returned, Mapping):
             keys = ", ".join(f"{name!r}: ..." for name in outputs)
@@ -191,7 +194,7 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
 
 
 def find_last_layers(model: Any) -> dict[str, tuple[keras.KerasTensor, Any]]:
-    """Returns each output of a functional or sequential model with the layer that computes it; {} for a subclass."""
+    """Returns each output of a functional or sequential model and the layer that computes it; {} for a subclass."""
     graph = find_graph(model) if isinstance(model, keras.Model) else None
     if graph is None:
         return {}
@@ -199,9 +202,9 @@ def find_last_layers(model: Any) -> dict[str, tuple[keras.KerasTensor, Any]]:
 
 
 def check_positive(model: Any, losses: Mapping[str, str]) -> None:
-    """Raises ConfigError if an output with a loss of positive values comes from a layer without an activation.
+    """Rejects an output whose loss needs positive values if its last layer has no activation.
 
-    `losses` are such losses, as the user typed them, by the names of the outputs.
+    `losses` are these losses, as the user typed them, by the names of the outputs.
     """
     for name, (_, layer) in find_last_layers(model).items():
         if name in losses and getattr(layer, "activation", None) is keras.activations.linear:
@@ -223,7 +226,7 @@ def find_low_precision_note(model: Any) -> str | None:
 
 
 def describe_returned(value: Any) -> str:
-    """Describes what a model returned for a message."""
+    """Describes a model's result for a message."""
     if isinstance(value, Mapping):
         return f"a dict of {', '.join(map(str, value))}"
     if isinstance(value, list | tuple):
@@ -238,9 +241,10 @@ def cast_to_float32(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: OutputStructure) -> keras.Model:
-    """Returns the model with its outputs in the unit of the targets.
+    """Returns a model whose outputs are in the unit of the targets.
 
-    The layers of a functional model stay layers of the result, so that they can be named, frozen and divided.
+    The layers of a functional model become layers of the result, so that config patterns, freezing and pipeline
+    parallelism still find them.
     """
     described = name_leaves(outputs)
     inputs, returned = find_graph(model) or (inputs, returned)
@@ -255,8 +259,9 @@ def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: Outpu
 
 
 def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> keras.KerasTensor:
-    """Converts an output, or that of each member of an ensemble, to `Outputs.dtype` in the unit of the targets, or
-    adds `Outputs.logit_shift`.
+    """Converts an output to `Outputs.dtype` in the unit of the targets, or adds `Outputs.logit_shift`.
+
+    The output may also be the stacked outputs of an ensemble's members.
     """
     if described.logit_shift is not None:
         return keras.layers.Rescaling(1.0, offset=list(described.logit_shift), dtype="float32")(tensor)
@@ -269,7 +274,7 @@ def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> ke
 
 
 def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
-    """Returns a model whose last layers apply `Outputs.calibration`; the model itself if there is none."""
+    """Returns a model that applies `Outputs.calibration` at its end; the same model if there is no calibration."""
     described = name_leaves(outputs)
     if all(each.calibration is None for each in described.values()):
         return model
@@ -286,7 +291,7 @@ def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: Outpu
 
 
 def find_compile_config(model: Any) -> Mapping[str, Any] | None:
-    """Returns what a factory's model is compiled with, as Keras writes it. None if it is not, or by KerasHub."""
+    """Returns Keras's compile config of a factory's model; None if it is not compiled, or only by KerasHub."""
     if not getattr(model, "compiled", False) or type(model).__module__.startswith("keras_hub."):
         return None
     config: Mapping[str, Any] | None = model.get_compile_config()
@@ -294,7 +299,7 @@ def find_compile_config(model: Any) -> Mapping[str, Any] | None:
 
 
 def keras_file_doubt(model: keras.Model) -> str | None:
-    """Returns a warning if Keras cannot write the model as a Keras file, or read it again, else None."""
+    """Returns a warning if Keras cannot write the model to a Keras file or read it again, else None."""
     fault = keras_file_fault(model)
     if fault is None:
         return find_load_doubt(model)
@@ -305,7 +310,7 @@ def keras_file_doubt(model: keras.Model) -> str | None:
 
 
 def find_load_doubt(model: keras.Model) -> str | None:
-    """Returns a warning if the Keras file has code that Keras does not load again, else None."""
+    """Returns a warning if the model contains code that Keras cannot load from a Keras file, else None."""
     found = list_unregistered(keras.saving.serialize_keras_object(model))
     if not found:
         return None
@@ -317,13 +322,13 @@ def find_load_doubt(model: keras.Model) -> str | None:
 
 
 def list_unregistered(config: Any) -> list[str]:
-    """Lists the functions and classes in a serialized object that are neither Keras's nor registered."""
+    """Lists functions and classes of a serialized object that are neither Keras's nor registered with Keras."""
     own = dict.fromkeys(list_own_code(config))
     return [kind for kind, name in own if not (name and keras.saving.get_registered_object(name))]
 
 
 def list_own_code(config: Any) -> Iterator[tuple[str, str]]:
-    """Yields the functions and classes in a serialized object that are not Keras's, each with its registered name."""
+    """Yields (name, registered name) for each function and class of a serialized object that is not Keras's."""
     if isinstance(config, list | tuple | Mapping):
         for part in config.values() if isinstance(config, Mapping) else config:
             yield from list_own_code(part)
@@ -340,9 +345,10 @@ def list_own_code(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def find_load_fault(folder: Path) -> str | None:
-    """Returns why Keras cannot load an exported model with code of the user's own, and what to write; None if it can.
+    """Tries to load an exported model. Returns the reason and advice if Keras fails, else None.
 
-    A model without such code, or with what `find_load_doubt` names, is not loaded, and neither is a large one.
+    Skips models without the user's own code, models that `find_load_doubt` already warns about, and files above
+    `LARGEST_LOADED`.
     """
     path = folder / KERAS_FILE
     if not path.exists() or path.stat().st_size > LARGEST_LOADED:
@@ -360,9 +366,9 @@ def find_load_fault(folder: Path) -> str | None:
 
 
 def explain_load_error(error: Exception, takes_trust: bool = False) -> str:
-    """Returns why Keras could not load a model, and what to write into the class of the user that is the reason.
+    """Explains an error of `load_model`: the reason, and what to change in the user's class that caused it.
 
-    `takes_trust` says whether the command has the option `--trust`, which imports the module of the class.
+    `takes_trust`: whether the command has the option `--trust`, which imports the module of the class.
     """
     reason = read_reason(error)[:300]
     advice = next((advice for sign, advice in LOAD_ADVICE.items() if re.search(sign, reason)), "")
@@ -374,7 +380,7 @@ def explain_load_error(error: Exception, takes_trust: bool = False) -> str:
 def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str]:
     """Returns warnings about BatchNorm layers that normalize over less than the global batch."""
     layers = [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    trainable = [layer for layer in layers if layer.trainable]  # frozen ones do not update their statistics
+    trainable = [layer for layer in layers if layer.trainable]  # frozen layers do not update their statistics
     unsynced = [layer.name for layer in trainable if not layer.synchronized]
     warnings = []
     if unsynced and portions.replicas > 1:
@@ -395,14 +401,13 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
 def find_moving_average_warning(
     model: keras.Model, steps: int, accumulate: int, phases: Sequence[tuple[FreezePhase, int]] = ()
 ) -> str | None:
-    """Returns a warning if BatchNorm's moving averages are far from the data's at the end of a run, else None.
+    """Returns a warning if a run is too short for BatchNorm's moving averages to reach the data's, else None.
 
     Args:
         model: the model.
         steps: optimizer updates of the whole run.
-        accumulate: micro-batches of an update, each of which moves the averages.
-        phases: the phases of `model.freeze` by epochs, each with the number of its updates. A frozen layer keeps its
-            averages.
+        accumulate: micro-batches per update. Each one moves the averages.
+        phases: the phases of `model.freeze`, each with its number of updates. A frozen layer keeps its averages.
     """
     slow: dict[str, tuple[float, int, float]] = {}
     for layer in flatten_layers(model):
@@ -425,7 +430,7 @@ def find_moving_average_warning(
 
 
 def count_trained_steps(layer: keras.Layer, steps: int, phases: Sequence[tuple[FreezePhase, int]]) -> int:
-    """Returns in how many of a run's steps a layer trains."""
+    """Counts the steps of a run that train a layer."""
     if not phases:
         return steps if layer.trainable else 0
     return sum(
@@ -434,9 +439,9 @@ def count_trained_steps(layer: keras.Layer, steps: int, phases: Sequence[tuple[F
 
 
 def check_tracked(model: keras.Model) -> None:
-    """Raises ConfigError if a layer of the user's holds a `tf.Variable`.
+    """Rejects a model if a layer of the user's holds a `tf.Variable`.
 
-    Keras does not track it: it would not be trained, and neither in checkpoints nor in the exported model.
+    Keras does not track it, so it would not train, and checkpoints and the exported model would lack it.
     """
     known = {id(part) for each in model.variables for part in (each.value, *getattr(each.value, "values", ()))}
     for layer in flatten_layers(model):
@@ -452,7 +457,7 @@ def check_tracked(model: keras.Model) -> None:
 
 
 def list_tf_variables(value: Any) -> Iterator[tf.Variable]:
-    """Yields what TensorFlow's variables are in a value, its containers, modules and random generators."""
+    """Yields the TensorFlow variables in a value: itself, or inside containers, modules and random generators."""
     if isinstance(value, tf.Variable):
         yield value
     elif isinstance(value, tf.random.Generator):

@@ -20,7 +20,7 @@ def build(
     """Builds dense layers with ReLU on the flattened input.
 
     Args:
-        inputs: numbers of any shape; those of a dict are concatenated.
+        inputs: numbers of any shape. A dict of inputs is concatenated.
         outputs: the outputs that the dataset needs.
 
     conf/model/mlp.yaml describes the other arguments.

@@ -1,6 +1,6 @@
 """Residual networks, after He et al. 2015 ("Deep Residual Learning for Image Recognition", arXiv:1512.03385).
 
-The small ones are those of section 4.2 for CIFAR-10. The one of depth 50 is `keras.applications.ResNet50`.
+The small networks are from section 4.2 (CIFAR-10). Depth 50 is `keras.applications.ResNet50`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL = (20, 32, 44, 56, 110)
 #: Filters in each of the three stages.
 FILTERS = (16, 32, 64)
 
-#: With Keras's default of 0.99 an evaluation would use statistics from hundreds of updates ago.
+#: Momentum of BatchNorm. With Keras's default of 0.99, evaluations would use statistics from hundreds of updates ago.
 MOMENTUM = 0.9
 
 #: The smallest image side that Keras builds ResNet50 for, in pixels.
@@ -119,10 +119,10 @@ def resnet50(inputs: Inputs, x: Any, weights: str | None) -> Any:
 
 
 def load_weights(net: keras.Model, weights: str) -> None:
-    """Loads the weights of a file.
+    """Loads weights from a file.
 
     Raises:
-        ConfigError: if it is no weights file, or one of another network.
+        ConfigError: if it is not a file of weights, or is for another network.
     """
     try:
         net.load_weights(Path(weights).expanduser())

@@ -1,9 +1,10 @@
 """A thin ensemble of dense networks for tables, after RealMLP and TabM.
 
 RealMLP: Holzmueller et al. 2024, "Better by default". TabM: Gorishniy et al. 2025. Embeddings of numbers: Gorishniy et
-al. 2022. Small networks take most of their time in steps, not in products, so that sharing layers would save little.
-If each member leaves out a fold, they share nothing that trains: what one learned from a row would reach the member
-that is validated on it. Without folds they share what embeds categories and numbers, which saves memory.
+al. 2022. Members do not share hidden layers: in small networks most time goes into starting operations rather than
+matrix products, so sharing would save little. Without folds, members share the embeddings of categories and numbers to
+save memory. If each member leaves out a fold, they share no trainable weights. Otherwise, a member that is validated
+on a row would use weights that another member trained on this row.
 """
 
 from __future__ import annotations
@@ -37,20 +38,24 @@ from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_opt
 from scaleflow.model.layers import average, label_leaves, make_inputs, order_levels
 from scaleflow.model.make import find_graph, scale_output
 
-#: The logarithm of the weight of a member that does not count.
+#: The log of the weight of a member that does not count.
 NOTHING = -1e9
 
 
 def name_members(outputs: OutputStructure) -> dict[str, str]:
-    """Returns the name of the layer that returns the members' predictions, by the name of the output."""
+    """Returns the names of the layers that hold the members' predictions, by output name."""
     return {name: f"{MEMBERS}_{label}" if name else MEMBERS for name, label in label_leaves(outputs).items()}
 
 
 def average_members(members: Any, described: Outputs, shares: Any = None) -> Any:
-    """Averages predictions [b, k, *shape] over the members: values, or probabilities, which become logits again.
+    """Averages predictions [b, k, *shape] over the k members.
+
+    For classes and labels it averages probabilities and returns logits again.
 
     Args:
-        shares: 1 for the members that count for an example, else 0, [b, k]; None: all count.
+        members: values, or logits.
+        described: the output.
+        shares: True or 1 for each member that counts for an example, else 0, [b, k]; None: all count.
     """
     if shares is not None:
         shares = ops.reshape(ops.cast(shares, members.dtype), (-1, members.shape[1], *[1] * (len(members.shape) - 2)))
@@ -66,9 +71,9 @@ def average_members(members: Any, described: Outputs, shares: Any = None) -> Any
 
 
 def limit_values(values: Any, described: Outputs, is_scaled: bool = False) -> Any:
-    """Keeps values within the range of the training targets, if that is known.
+    """Clips values to `Outputs.limits`, the range of the training targets, if it is known.
 
-    `is_scaled` says that they are not in the unit of the targets yet (`Outputs.scaling`).
+    `is_scaled`: whether the values are still standardised, not yet in the unit of the targets (`Outputs.scaling`).
     """
     if described.limits is None:
         return values
@@ -77,16 +82,18 @@ def limit_values(values: Any, described: Outputs, is_scaled: bool = False) -> An
 
 
 def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0) -> keras.Model | None:
-    """Returns a model of the same layers that returns the members' predictions, too; None if the model has no members.
+    """Returns a model of the same layers that also returns each member's predictions; None if there are no members.
 
     Args:
-        model: as `make_model` returns it.
-        folds: of the training split; 0: none. Member number m leaves out the fold m modulo `folds`.
+        model: the result of `make_model`.
+        outputs: the dataset's outputs.
+        folds: the number of folds of the training split; 0: no folds. Member m leaves out fold m % `folds`.
 
     Returns:
-        A model from the same inputs to {PREDICTION: the outputs, MEMBERS: [b, k, *shape] in their unit}. With folds it
-        also takes `FOLD`, and returns {SHARES: [b, k], HELD_OUT: the outputs of the members that left out an example,
-        or of all if it is in no fold}.
+        A model from the same inputs to {PREDICTION: the outputs, MEMBERS: [b, k, *shape]}, both in the unit of the
+        targets. With folds it also takes `FOLD` [b] (negative: in no fold) and returns SHARES [b, k], the weights of
+        the members' losses, and HELD_OUT, the average of the members that left out the example (of all members if it
+        is in no fold).
     """
     graph = find_graph(model)
     layers = {layer.name: layer for layer in getattr(model, "layers", ())}
@@ -114,58 +121,59 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
 
 Array = np.ndarray[Any, Any]
 
-#: More categories than that, and words, are embedded.
+#: Columns with more categories than this, and words, get an embedding instead of one-hot codes.
 MAX_ONE_HOT = 9
 
-#: Each member leaves out one of so many folds of a small training split.
+#: The number of folds of a small training split. Each member leaves out one.
 FOLDS = 8
 
-#: Periodic functions of a number, and the features that they become.
+#: The number of periodic functions of a number, and of the features computed from them.
 FREQUENCIES = 16
 WAVE_FEATURES = 3
 
-#: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
+#: The number of pieces of a piecewise linear function (its knots are quantiles), and of the features made from them.
 BINS = 16
 BIN_FEATURES = 8
 
-#: The largest slope of a piece, between equal or close quantiles: it multiplies what runtimes round otherwise.
+#: The maximum slope of a piece, for equal or close quantiles. A slope multiplies rounding differences between runtimes.
 STEEP = 256
 
-#: The deviation of the first frequencies, in waves over the interquartile range.
+#: The standard deviation of the initial frequencies, in waves per interquartile range.
 FREQUENCY = 0.1
 
-#: With Adam a weight learns as fast as the factor that is taken out of it: scales fast, frequencies slowly.
+#: Learning rate factors. A layer stores weight / factor and multiplies by the factor, so with Adam the weight learns
+#: that many times as fast: scales fast, frequencies slowly.
 FAST = 6.0
 SLOW = 0.1
 
 
-#: From how many rows on members are wider, and from how many on they are fewer; from how many columns on numbers are
-#: only scaled: more costs more than the error that is left to gain.
+#: Above WIDE_ROWS rows members are wider, above MANY_ROWS rows there are fewer members, and above MANY_COLUMNS columns
+#: numbers are only scaled. Beyond these sizes the larger choice costs more time than its lower error is worth.
 WIDE_ROWS = 20_000
 MANY_ROWS = 100_000
 MANY_COLUMNS = 200
 
 
 def choose_sizes(inputs: InputStructure, examples: int, folds: int = 0) -> Mapping[str, Any]:
-    """Returns the arguments that are `by_size`, from the features and the number of training examples and folds."""
+    """Returns the arguments that are `by_size`, from the inputs and the number of training examples and folds."""
     width = 64 if examples <= WIDE_ROWS else 128
     columns = name_leaves(inputs)
     embeddings = {name: choose_embedding(spec) for name, spec in columns.items() if spec.quantiles is None}
-    members = 4 if examples > MANY_ROWS and not folds else 8  # with folds, each one needs a member that leaves it out
+    members = 4 if examples > MANY_ROWS and not folds else 8  # each fold needs a member that leaves it out
     numbers = "both" if len(columns) <= MANY_COLUMNS else "plain"
     sizes = {"units": [width] * 3, "members": members, "numbers": numbers}
     return {**sizes, "embeddings": embeddings, "shared": not folds}
 
 
 def choose_embedding(spec: Inputs) -> int:
-    """Returns the width of the embedding of categories, words or other features; 0: they are taken as they are."""
+    """Returns the width of the embedding of a column of categories, words or other features; 0: no embedding."""
     count = spec.vocabulary or (spec.shape[0] if spec.shape else 1)
     is_text = spec.vocabulary is not None and spec.shape != ()
     return 0 if count <= MAX_ONE_HOT + 1 and not is_text else min(64, round(1.6 * math.pow(count, 0.56)))
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
-    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if they share."""
+    """Returns the number of folds (each member leaves out one); 0 for a single member or shared embeddings."""
     members = arguments.get("members")
     count = min(FOLDS, members) if isinstance(members, int) else FOLDS
     return count if count > 1 and arguments.get("shared", True) is not True else 0
@@ -181,18 +189,19 @@ def build(
     embeddings: SizeByName | None = None,
     shared: bool = True,
 ) -> keras.Model:
-    """Builds the ensemble; see the module.
+    """Builds the ensemble that the module docstring describes.
 
     Args:
-        inputs: of the dataset: numbers, words and categories, but no text.
-        outputs: of the dataset.
-        units: the width of each hidden layer of a member, or that of one.
-        members: how many are trained together.
-        numbers: how a number becomes features. `both`: every second member gets the one, the others the other.
-        embeddings: by the name of a column of categories or words, the width of its embedding, or 0 for one-hot codes.
-            Others get what `choose_embedding` returns.
-        shared: whether members share embeddings of words and categories, and members with one form of numbers those of
-            numbers and the weights of features. Otherwise they share nothing that trains.
+        inputs: the dataset's inputs: numbers, word ids and categories, but no text.
+        outputs: the dataset's outputs.
+        units: the width of each hidden layer of a member.
+        members: the number of members that train together.
+        numbers: how a number becomes features. `both`: half of the members get periodic features, the other half
+            piecewise linear ones.
+        embeddings: column name -> width of its embedding, or 0 for one-hot codes. `choose_embedding` sets the width of
+            the other columns.
+        shared: whether all members share the embeddings of words and categories. Members with the same kind of number
+            features then also share these and the weights of features. If False, members share no trainable weights.
 
     Raises:
         ConfigError: for an input that is text.
@@ -224,7 +233,7 @@ def build(
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         count = math.prod(each.shape)
         label = labelled[name]
-        # one value last would make its bias a column, whose sum LiteRT does not have
+        # Members are the last axis: with a single value last, the bias would be a column, and LiteRT cannot add that.
         values = add_layer(x, "bkd,kdc->bck", (count, members), name=f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
         if each.levels:
@@ -239,10 +248,10 @@ def build(
 def read_columns(
     raw: Any, inputs: InputStructure, embeddings: SizeByName, members: int
 ) -> tuple[list[tuple[Any, Any]], list[Any]]:
-    """Returns the numbers [b, 1] with their quantiles, and the other features: embeddings, and flags of numbers.
+    """Returns the numeric columns [b, 1] with their quantiles, and all other features: embeddings and flags.
 
     Args:
-        members: how many have embeddings of their own; 0 if all share one.
+        members: the number of members with separate embeddings; 0 if they share them.
     """
     columns = []
     features = []
@@ -262,14 +271,17 @@ def read_columns(
 
 
 def divide_members(members: int, numbers: str) -> dict[str, int]:
-    """Returns how many members get numbers in which form."""
+    """Returns the number of members for each kind of number features."""
     if numbers != "both" or members == 1:
         return {"periodic" if numbers == "both" else numbers: members}
     return {"periodic": members - members // 2, "piecewise": members // 2}
 
 
 def take_features(features: Sequence[Any], begin: int, members: int) -> list[Any]:
-    """Returns features for some members [b, members, n]: their own ones of all members, and the common ones [b, n]."""
+    """Returns the features of `members` members, starting with number `begin`, as tensors [b, members, n].
+
+    Shared features [b, n] are repeated for each member. With `members=0` all features are returned unchanged.
+    """
     if not members:
         return list(features)
     common = [each for each in features if len(each.shape) == 2]
@@ -278,7 +290,7 @@ def take_features(features: Sequence[Any], begin: int, members: int) -> list[Any
 
 
 def concatenate_all(tensors: Sequence[Any], axis: int = -1) -> Any:
-    # A layer, not keras.ops: older versions of Keras do not keep the names of operations in a file, and two may meet.
+    # A layer, not keras.ops: older versions of Keras do not save the names of operations, so two names could collide.
     return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
@@ -291,9 +303,10 @@ def check_column(name: str, spec: Inputs) -> None:
 
 
 def encode(label: str, x: Any, spec: Inputs, width: int, members: int) -> Any:
-    """Converts categories, words and other features to numbers [b, n]; embeds them for each member, [b, members, n].
+    """Converts a column of categories, words or other features to numbers [b, n], or embeddings [b, members, n].
 
-    Embeddings begin as 0, so that a word that no training row has says nothing. `members=0`: one for all.
+    Embeddings start at 0, so a word that occurs in no training row has no effect. `members=0`: members share one
+    embedding [b, n].
     """
 
     def divide(embedded: Any) -> Any:
@@ -314,10 +327,11 @@ def encode(label: str, x: Any, spec: Inputs, width: int, members: int) -> Any:
 
 
 def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str, members: int) -> list[Any]:
-    """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers.
+    """Returns one tensor with the features of all numeric columns ([b, 1] each, with quantiles); [] without columns.
 
-    It is [b, features], or with `members` [b, members, features] of each one's own.
-    The numbers stay the last axis, so that `model.init_from` can tell from the graph which weights belong to which.
+    Its shape is [b, features], or [b, members, features] if members have separate features (`members` above 0). Until
+    the last reshape, columns are the last axis, so that `model.init_from` can read from the graph which weights belong
+    to which column.
     """
     if not columns:
         return []
@@ -336,11 +350,11 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str, mem
 
 
 def bound(x: Any) -> Any:
-    """Keeps numbers within 3, smoothly: those near 0 stay what they are.
+    """Limits numbers smoothly to (-3, 3): x / sqrt(1 + x² / 9). Numbers near 0 hardly change.
 
-    It is x / sqrt(1 + x² / 9) in operations that are rounded alike in every batch and graph: where quantiles are close,
-    a piecewise linear function multiplies a difference of the last digit. TensorFlow makes an approximate reciprocal
-    of a division by a root, and its powers depend on the place in a batch.
+    It uses operations that round equally in every batch and graph, because steep pieces of a piecewise linear function
+    (close quantiles) multiply a difference in the last digit. TensorFlow turns a division by a root into an approximate
+    reciprocal, and its powers depend on the position in a batch.
     """
     square = 1 + x * x * (1 / 9)
     root = np.sqrt if isinstance(x, np.ndarray) else ops.sqrt
@@ -348,9 +362,9 @@ def bound(x: Any) -> Any:
 
 
 def embed_by_waves(x: Any) -> Any:
-    """Returns numbers [b, WAVE_FEATURES, n] that are linear in cosines of numbers [b, n], of learned frequencies.
+    """Returns periodic features [b, WAVE_FEATURES, n] of numbers [b, n]: linear in cosines with learned frequencies.
 
-    Numbers [b, k, n] of members become [b, k, WAVE_FEATURES, n].
+    Numbers of members [b, k, n] become [b, k, WAVE_FEATURES, n].
     """
     kernel = normal(FREQUENCY / SLOW)
     bias = uniform(0.5 / SLOW)
@@ -360,12 +374,13 @@ def embed_by_waves(x: Any) -> Any:
     return embed_each(waves, "f", "e", count=WAVE_FEATURES, name="periodic", kernel=kernel, bias=bias) * SLOW
 
 
-#: sin(2 pi x) / x as a polynomial in x² for x within 1/4, by least squares at Chebyshev nodes. The sine is within 2e-7.
+#: Coefficients of a polynomial in x² for sin(2 pi x) / x, |x| <= 1/4: least squares at Chebyshev nodes. The error of
+#: the sine is at most 2e-7.
 SINE = (6.283185280288333, -41.34168067238345, 81.60248090976073, -76.58128637149152, 39.76072253001726)
 
 
 def compute_waves(x: Any) -> Any:
-    """Returns the cosines of 2 pi x: XLA compiles this for a CPU to a tenth of the time of its cosine (measured)."""
+    """Returns cos(2 pi x). Compiled by XLA for a CPU, this takes a tenth of the time of XLA's cosine (measured)."""
     x = 0.25 - ops.abs(x - ops.round(x))
     square = x * x
     value = SINE[-1]
@@ -375,19 +390,20 @@ def compute_waves(x: Any) -> Any:
 
 
 def embed_by_bins(x: Any, quantiles: Array) -> Any:
-    """Returns numbers [b, BIN_FEATURES, n] that are piecewise linear in numbers [b, n], with knots at quantiles.
+    """Returns features [b, BIN_FEATURES, n] of numbers [b, n]: piecewise linear functions with knots at quantiles.
 
-    Numbers [b, k, n] of members become [b, k, BIN_FEATURES, n].
+    Numbers of members [b, k, n] become [b, k, BIN_FEATURES, n].
     """
     knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)].T
     low = knots[:-1]
     high = knots[1:]
-    is_narrow = high - low < 1 / STEEP  # it rises before a value that may be frequent, by more than rounding
+    # A narrow piece ends its rise below its upper knot, which may be a frequent value, by more than rounding errors.
+    is_narrow = high - low < 1 / STEEP
     low = np.where(is_narrow, high - 1.01 / STEEP, low)
     slopes = (1 / np.where(is_narrow, 1 / STEEP, high - low)).astype(np.float32)
     least = np.zeros((BINS, 1), np.float32)
     most = np.ones((BINS, 1), np.float32)
-    least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
+    least[0], most[-1] = -1, 2  # the first and the last piece continue a little beyond the range of the training data
     shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
     bent = embed_each(shares, "f", "e", count=BIN_FEATURES, name="piecewise", kernel=uniform(BINS**-0.5))
@@ -396,7 +412,7 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
 
 
 def embed_each(x: Any, taken: str, given: str, count: int, name: str, kernel: Any, bias: Any = None) -> Any:
-    """Adds a dense layer for each number n, or for each of each member, "b(k)(f)n" -> "b(k)en"."""
+    """Adds a separate dense layer for each number n (and member k): "b(k)(taken)n" -> "b(k)(given)n"."""
     k = "k" if len(x.shape) - len(taken) == 3 else ""
     layer = keras.layers.EinsumDense(
         f"b{k}{taken}n,n{k}{taken}{given}->b{k}{given}n",
@@ -410,7 +426,7 @@ def embed_each(x: Any, taken: str, given: str, count: int, name: str, kernel: An
 
 
 def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
-    """Returns scale and offset such that the median becomes 0 and the interquartile range 1."""
+    """Returns the scale and offset that give the median 0 and the interquartile range 1."""
     middle = len(quantiles) // 2
     median = quantiles[middle]
     spread = quantiles[-1 - middle // 2] - quantiles[middle // 2]
@@ -429,13 +445,13 @@ def uniform(width: float) -> Initializer:
 
 
 def weigh(x: Any, name: str) -> Any:
-    """Multiplies each feature by a learned weight, which begins as 1 and learns `FAST` times as fast as others."""
+    """Multiplies each feature by a learned weight. It starts at 1 and learns `FAST` times as fast as other weights."""
     kernel = keras.initializers.Constant(1 / FAST)
     letters = "bkd" if len(x.shape) == 3 else "bd"
     layer = keras.layers.EinsumDense(
         f"{letters},{letters[1:]}->{letters}", x.shape[1:], kernel_initializer=kernel, name=name
     )
-    layer.call = MethodType(multiply_by_kernel, layer)  # the same, in a twelfth of the time (measured on a CPU)
+    layer.call = MethodType(multiply_by_kernel, layer)  # equal result in a twelfth of the time (measured on a CPU)
     return layer(x * FAST)
 
 
@@ -444,7 +460,7 @@ def multiply_by_kernel(layer: keras.layers.EinsumDense, inputs: Any, training: b
 
 
 def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: Any = "zeros", **options: Any) -> Any:
-    """Adds a dense layer for each member, [b, k, width]."""
+    """Adds a dense layer with separate weights for each member, such as [b, k, in] -> [b, k, width]."""
     layer = keras.layers.EinsumDense(
         equation,
         shape,

@@ -24,13 +24,13 @@ def build(
     """Builds an embedding of each word, their average, then dense layers with ReLU.
 
     Args:
-        inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
+        inputs: word ids, int32 of shape (tokens,) with a vocabulary; 0 is padding.
         outputs: the outputs that the dataset needs.
 
     conf/model/text.yaml describes the other arguments.
 
     Raises:
-        ConfigError: if the inputs are not word numbers, or an argument is invalid.
+        ConfigError: if the inputs are not word ids, or an argument is invalid.
     """
     vocabulary = check_tokens(inputs, "text")
     raw, tokens = entry(inputs)

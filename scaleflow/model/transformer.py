@@ -23,20 +23,20 @@ def build(
     units: Positive = 128,
     dropout: Fraction = 0.0,
 ) -> keras.Model:
-    """Builds word and position embeddings, encoder blocks, the average over the words, a dense layer.
+    """Builds word and position embeddings, encoder blocks, the average over the words, and a dense layer.
 
-    A block is the paper's: self-attention and a feed-forward layer with ReLU, each followed by dropout (if any), a
-    residual connection and layer normalization. Positions are learned, which the paper found as good as its
-    sinusoids. Attention and the average ignore the padding.
+    A block is as in the paper: self-attention and a feed-forward layer with ReLU, each followed by dropout (if any), a
+    residual connection and layer normalization. Position embeddings are learned; the paper found them as good as its
+    sinusoids. Attention and the average ignore padding.
 
     Args:
-        inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
+        inputs: word ids, int32 of shape (tokens,) with a vocabulary; 0 is padding.
         outputs: the outputs that the dataset needs.
 
     conf/model/transformer.yaml describes the other arguments.
 
     Raises:
-        ConfigError: if the inputs are not word numbers, `width` is no multiple of `heads`, or an argument is invalid.
+        ConfigError: if the inputs are not word ids, `width` is not a multiple of `heads`, or an argument is invalid.
     """
     vocabulary = check_tokens(inputs, "transformer")
     check_transformer(width, heads)
@@ -63,7 +63,7 @@ def build_encoder_block(x: Any, there: Any, name: str, heads: int, units: int, r
 
 
 def make_positions(tokens: Any) -> Any:
-    """Returns [1, tokens] of 0, 1, 2, ... computed from the input, so that Keras can save the model."""
+    """Returns positions 0, 1, 2, ... [1, tokens]. Computes them from the input, so that Keras can save the model."""
     ones = ops.sum(ops.zeros_like(tokens), axis=0, keepdims=True) + 1
     return ops.cumsum(ones, axis=1) - 1
 

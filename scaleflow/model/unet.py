@@ -17,11 +17,11 @@ from scaleflow.model.layers import add_rectified, check_one_output, check_shape,
 def build(inputs: Inputs, outputs: Outputs, filters: Widths = (16, 32, 64), batch_norm: bool = False) -> keras.Model:
     """Builds levels of two 3 x 3 convolutions with ReLU, max-pooling down and transposed convolutions up.
 
-    The results of each level on the way down are joined to those on the way up. Borders are padded, so that the outputs
-    have the size of the images.
+    The features of each level on the way down are concatenated to those on the way up. Borders are padded, so the
+    outputs have the size of the images.
 
     Args:
-        inputs: images of shape (height, width, channels). Both sides are multiples of 2 for each level but the first.
+        inputs: images of shape (height, width, channels). Both sides must be multiples of 2 ** (levels - 1).
         outputs: logits or values for each pixel, of shape (height, width, values).
 
     conf/model/unet.yaml describes the other arguments.
@@ -64,7 +64,7 @@ def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> Non
 
 
 def convolve_twice(x: Any, count: int, normalizes: bool) -> Any:
-    """Adds two convolutions."""
+    """Adds two 3 x 3 convolutions with ReLU."""
     for _ in range(2):
         x = add_rectified(x, keras.layers.Conv2D, count, batch_norm=normalizes, kernel_size=3, padding="same")
     return x

@@ -1,6 +1,7 @@
-"""Finds the values of a new model's weights in saved ones: whole layers, or the rows and columns that both know.
+"""Maps saved weights to a new model: whole layers, or the rows and columns that both models have.
 
-The model's graph says what each row of a layer takes: features of which input, words, or units of which layer.
+The model's graph shows the source of each row of a layer's weights: the features of an input, words, or the units of
+another layer. A segment is a range of rows with one source.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedChanges, Outputs, name_leaves
 from scaleflow.model.make import find_graph
 
-#: Operations after which each feature is still what it was.
+#: Operations that keep the number, order and source of features.
 UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
 
-#: Operations on each number by itself, with constants or with others that were computed from it.
+#: Elementwise operations. They keep the source of features if all operands have the same source.
 ELEMENTWISE = (
     *("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Sqrt", "Cos"),
     *("Minimum", "Maximum", "Absolute", "Round"),
 )
 
-#: The key of the first feature, x[:, :1].
+#: The key of `x[:, :1]`, the first feature.
 FIRST = [slice(None), slice(None, 1)]
 
-#: Operations that lay features out in one dimension.
+#: Operations that flatten features to one dimension.
 FLAT = ("Flatten", "Reshape")
 
 
 def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, Segments]:
-    """Returns what each layer with weights takes on its last axis, by the layer's path; empty without a graph.
+    """Returns the segments of each layer's last input axis, by the layer's path; {} for a subclass of keras.Model.
 
     Args:
-        model: functional or sequential. Nested models are entered.
-        label: names the features of an input, by the input's name.
+        model: a functional or sequential model, which may contain nested models.
+        label: input name -> name of its segment.
     """
     graph = find_graph(model)
     functional = find_functional(model)
@@ -56,7 +57,7 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
 
 
 def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segments]) -> list[Segments]:
-    """Follows the segments of a graph's inputs to its outputs, and adds what its layers take to `found`."""
+    """Follows the segments of a graph's inputs to its outputs. Adds the segments that each layer takes to `found`."""
     known = {id(tensor): each for tensor, each in zip(graph.inputs, given, strict=True)}
     for node in list_nodes(graph):
         operation = node.operation
@@ -72,14 +73,14 @@ def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segmen
 
 
 def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
-    """Returns the segments of what a node's operation returns."""
+    """Returns the segments of one output of a node's operation."""
     operation = node.operation
     kind = type(operation).__name__
     size = count_features(returned)
     is_alike = bool(taken) and all(each == taken[0] for each in taken)
     if getattr(operation, "weights", None):
         if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
-            return taken[0]  # each feature for itself
+            return taken[0]  # a separate dense layer for each feature
         return ((f"layer {operation.name}", size),)
     is_last = getattr(operation, "axis", -1) in (-1, len(returned.shape) - 1)
     if kind == "Concatenate" and is_last:
@@ -96,8 +97,8 @@ def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Se
         return taken[0]
     if features and len(taken[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
         key = node.arguments.args[1] if kind == "GetItem" else ()
-        key = list(key) if isinstance(key, tuple) else key  # which a loaded model has a list for
-        what = "" if key == FIRST else f" {kind} {key}"  # the first feature is named as an input that has no more
+        key = list(key) if isinstance(key, tuple) else key  # a loaded model has a list here
+        what = "" if key == FIRST else f" {kind} {key}"  # x[:, :1] has the same name as an input with one feature
         return ((f"{taken[0][0][0]}{what}", size),)
     if features and kind in FLAT and size % features == 0:
         return tuple((f"{name} at {n}", count) for n in range(size // features) for name, count in taken[0])
@@ -105,17 +106,17 @@ def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Se
 
 
 def digest(kind: str, taken: list[Segments]) -> str:
-    """Names the result of an operation by what it is made of. The order of its arguments does not count."""
+    """Returns a name for an operation's result: a hash of its operands. The order of operands does not matter."""
     return hashlib.sha256(repr((kind, sorted(repr([name for name, _ in each]) for each in taken))).encode()).hexdigest()
 
 
 def count_features(tensor: keras.KerasTensor) -> int:
-    """Returns the size of the last axis; 1 if there is only the batch."""
+    """Returns the size of the last axis; 1 if the batch is the only axis."""
     return (tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
 def find_heads(model: keras.Model) -> dict[str, str]:
-    """Returns the name of the output that a layer computes, by the layer's path."""
+    """Returns the output layers: layer path -> name of the output that it computes."""
     graph = find_graph(model)
     if graph is None:
         return {}
@@ -125,7 +126,7 @@ def find_heads(model: keras.Model) -> dict[str, str]:
 
 
 def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
-    """Yields the path of the layer that computes a tensor, if only operations without weights follow it."""
+    """Yields the path of the last layer with weights before a tensor; nothing if there are several such layers."""
     node, index = find_node(tensor)
     operation = node.operation
     inner = find_functional(operation)
@@ -139,7 +140,11 @@ def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
 
 
 def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callable[[str], str]:
-    """Returns a function that names the features of an input; those of `other` match no other features."""
+    """Returns a function that names the segment of an input.
+
+    Inputs in `grown` have a vocabulary that may be larger in the new model. Inputs in `other` mean something else in
+    the new model, so their segments match none of the saved model's.
+    """
 
     def label(name: str) -> str:
         if name in other:
@@ -151,7 +156,8 @@ def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callabl
 
 Array = np.ndarray[Any, Any]
 
-#: A part of what a layer takes: what it is, and its number of features. `WORDS` begins the name of one that may grow.
+#: A range of a layer's input features: (name, number of features). The name of a segment that may grow starts with
+#: `WORDS`.
 Segment = tuple[str, int]
 Segments = Sequence[Segment]
 WORDS = "words "
@@ -159,14 +165,14 @@ WORDS = "words "
 #: (first old row, first new row, number of rows)
 Move = tuple[int, int, int]
 
-#: How far the logit of a new class begins below the mean of the known ones, so that it never wins.
+#: The initial logit of a new class is the mean of the known classes' logits minus this, so it never wins.
 MARGIN = 0.1
 
 
 def match_rows(old: Segments, new: Segments) -> list[Move]:
-    """Returns (first old row, first new row, number of rows) of each segment that both have.
+    """Returns (first old row, first new row, number of rows) for each segment that both models have.
 
-    A segment of words may have grown: its old rows are the first ones. Other segments must have the same size.
+    Segments must have the same size, except for words, where new rows may follow the old ones.
     """
     places: dict[str, list[tuple[int, int]]] = {}
     start = 0
@@ -186,9 +192,9 @@ def match_rows(old: Segments, new: Segments) -> list[Move]:
 def copy_rows(
     old: Array, fresh: Array, moves: Sequence[Move], convert: Callable[[Array, Array], Array] = lambda old, fresh: old
 ) -> Array:
-    """Returns `fresh` [new rows, ...] with the rows of `old` [old rows, ...] that `match_rows` names.
+    """Returns a copy of `fresh` [new rows, ...] in which rows of `old` [old rows, ...] replace the rows in `moves`.
 
-    `convert` gets such rows of both, and returns those of the result.
+    `convert` gets the corresponding rows of both arrays and returns the new rows.
     """
     result = np.array(fresh)
     for first, start, count in moves:
@@ -197,9 +203,9 @@ def copy_rows(
 
 
 def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
-    """Returns the old column of each known new class; None if the outputs mean something else.
+    """Returns new column -> old column for each class that both outputs have; None if the outputs do not correspond.
 
-    Two classes count as columns 0 and 1 here, although the model returns a single logit for them.
+    The classes of a binary output count as columns 0 and 1, although the model returns a single logit.
     """
     kinds = {"binary": "classification"} if new.kind == "classification" else {}
     if kinds.get(old.kind, old.kind) != new.kind or (new.kind == "binary" and old.names != new.names):
@@ -216,18 +222,21 @@ def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
 def copy_columns(
     value: Array, fresh: Array, is_bias: bool, old_outputs: Outputs, new_outputs: Outputs, columns: Mapping[int, int]
 ) -> Array:
-    """Returns a new output layer's kernel or bias [..., columns], with the weights of the known classes.
+    """Returns the kernel or bias of a new output layer [..., columns], with the saved weights of the known classes.
 
-    The model computes the same as before for them: two classes become logits 0 and z, whose softmax is the sigmoid of
-    z. A new class among several begins as the mean of the known ones, and the bias a little below: so none of its
-    logits is the largest one, and no example changes its class. New labels keep their fresh weights.
+    - The logits of known classes stay the same. A binary output with logit z becomes the logits 0 and z, whose softmax
+      is sigmoid(z).
+    - A new class starts with the mean weights of the known classes and a slightly lower bias (`MARGIN`). Its logit is
+      never the largest, so no prediction changes.
+    - New labels of a multi-label output keep their fresh weights.
+    - Values are rescaled to the new output's scaling.
 
     Args:
-        value: of the saved layer, [..., old columns].
-        fresh: of the new layer, [..., new columns].
-        is_bias: whether it is a bias.
-        old_outputs, new_outputs: of both.
-        columns: as `match_classes` returns it.
+        value: the saved layer's weight, [..., old columns].
+        fresh: the new layer's weight, [..., new columns].
+        is_bias: whether the weight is a bias.
+        old_outputs, new_outputs: the descriptions of the saved and the new output.
+        columns: the result of `match_classes`.
     """
     if new_outputs.kind == "regression":
         return rescale(value, is_bias, old=old_outputs, new=new_outputs)
@@ -235,7 +244,7 @@ def copy_columns(
         return value
     if old_outputs.kind == "binary":
         value = np.concatenate([np.zeros_like(value), value], axis=-1)
-    places = fresh.shape[-1] // new_outputs.shape[-1]  # positions of a segmentation that is computed by a dense layer
+    places = fresh.shape[-1] // new_outputs.shape[-1]  # a dense layer can compute the classes of several positions
     known = value.reshape(*value.shape[:-1], places, -1)
     result = np.array(fresh).reshape(*fresh.shape[:-1], places, -1)
     if new_outputs.kind == "classification":
@@ -246,19 +255,20 @@ def copy_columns(
 
 
 def rescale(value: Array, is_bias: bool, old: Outputs, new: Outputs) -> Array:
-    """Returns a kernel or bias that gives the same values in the unit of the targets under another scaling."""
+    """Converts a kernel or bias to another scaling of the output. Values in the unit of the targets stay the same."""
     (old_mean, old_deviation), (mean, deviation) = (each.scaling or (0.0, 1.0) for each in (old, new))
     shift = old_mean - mean if is_bias else 0.0
     return (value * old_deviation + shift) / deviation
 
 
-#: Layers whose first weights are [..., rows, columns], and whose second are a bias [columns], if there are.
+#: Layers with a matrix [..., rows, columns] and an optional bias [columns].
 MATRIX_LAYERS = (keras.layers.Dense, keras.layers.Embedding, keras.layers.Conv1D, keras.layers.Conv2D)
 
-#: (saved columns [..., old], fresh ones [..., new], whether they are a bias) -> the new columns
+#: (saved weight [..., old columns], fresh weight [..., new columns], whether it is a bias) -> new weight
 Convert = Callable[[Array, Array, bool], Array]
 
-#: The axis of a weight along which are the features that its layer takes, and the one of what it returns.
+#: The axis of a weight for the layer's input features (rows), and the axis for its output features (columns). None if
+#: the weight has no such axis.
 Axes = tuple[int | None, int | None]
 
 
@@ -268,8 +278,8 @@ class SavedWeights:
 
     Attributes:
         origin: the user's value of `model.init_from`.
-        layers: each layer's weights by its path: the names of the models around it and its own, joined with `/`.
-        segments: what each layer takes, by its path; see `find_segments`.
+        layers: layer path -> its weights. A path joins the names of the enclosing models and the layer with `/`.
+        segments: layer path -> the segments of its input; see `find_segments`.
     """
 
     origin: str
@@ -278,16 +288,19 @@ class SavedWeights:
 
 
 class WeightMapping:
-    """Maps the weights of a saved model to those of a new one.
+    """Maps the weights of a saved model to a new model.
 
     Args:
-        changes: what the new run learned otherwise; None if that is not known: equal shapes are then taken.
+        model: the new model.
+        saved: the saved weights.
+        changes: differences in the learned state of the two runs; None if they are not known. Layers with equal shapes
+            are then copied.
 
     Attributes:
-        extended: by the path of a layer that has new rows or columns, how many of its numbers are saved ones.
+        extended: path of a layer with new rows or columns -> the number of its weights that come from the saved model.
 
     Raises:
-        ConfigError: if it cannot be known which layers take what was learned anew.
+        ConfigError: if inputs or outputs changed, but the model does not show which layers use them.
     """
 
     def __init__(self, model: keras.Model, saved: SavedWeights, changes: LearnedChanges | None) -> None:
@@ -304,7 +317,13 @@ class WeightMapping:
             )
 
     def find_values(self, name: str, layer: keras.Layer, path: str) -> Sequence[Array] | None:
-        """Returns the values of a layer's weights; None if it keeps its new ones."""
+        """Returns the values for a layer's weights; None if the layer keeps its fresh weights.
+
+        Args:
+            name: the layer's path in the new model.
+            layer: the layer.
+            path: the corresponding layer's path in the saved model.
+        """
         old = self._saved.layers[path]
         whole = old if list_shapes(layer.weights) == list_shapes(old) else None
         if self._changes is None:
@@ -339,7 +358,7 @@ class WeightMapping:
         moves: Sequence[Move],
         convert: Convert,
     ) -> Sequence[Array] | None:
-        """Returns a layer's weights with the rows and columns that the saved ones have."""
+        """Returns a layer's fresh weights with all corresponding rows and columns replaced; None if that is impossible."""
         fresh = [read_variable(each) for each in layer.weights]
         parts = [*zip(old, fresh, axes, strict=True)]
         is_head = convert is not keep_columns
@@ -355,7 +374,7 @@ class WeightMapping:
         return [map_weight(*each, moves, convert) for each in parts]
 
     def _find_conversion(self, head: str | None) -> Convert | None:
-        """Returns what gives the columns of a layer from the saved ones; None if that is not known."""
+        """Returns the function that converts a layer's saved columns; None if the output changed beyond conversion."""
         assert self._changes is not None
         if head is None or head not in self._changes.other_outputs:
             return keep_columns
@@ -377,7 +396,7 @@ class WeightMapping:
 
     @cached_property
     def _affected(self) -> Sequence[str]:
-        """The layers that take an input, or give an output, that means something else than in the saved model."""
+        """The layers that use an input, or compute an output, whose meaning differs from the saved model."""
         assert self._changes is not None
         usual = find_segments(self._model, label_inputs(self._changes.grown_inputs))
         outputs = [path for path, name in self._heads.items() if name in self._changes.other_outputs]
@@ -408,16 +427,16 @@ def find_axes(layer: keras.Layer) -> list[Axes] | None:
 
 
 def can_be_mapped(old: Array, fresh: Array, axes: Axes, is_head: bool) -> bool:
-    """Returns whether only the rows of a weight differ, or its columns if it is an output layer's."""
+    """Returns whether two weights differ only in their numbers of rows (in an output layer also of columns)."""
     free = axes if is_head else axes[:1]
     pairs = zip(old.shape, fresh.shape, strict=False)
     return old.ndim == fresh.ndim and all(a == b for axis, (a, b) in enumerate(pairs) if axis not in free)
 
 
 def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], convert: Convert) -> Array:
-    """Returns a new weight with the rows and columns of the saved one."""
+    """Returns the fresh weight with the corresponding rows and columns of the saved one."""
     row, column = axes
-    if column is not None:  # the columns last
+    if column is not None:  # move the columns to the last axis
         old, fresh = (np.moveaxis(each, column, -1) for each in (old, fresh))
     if row is None:
         result = convert(old, fresh, True)
@@ -430,7 +449,7 @@ def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], conv
 
 
 def describe_rows(taken: Segments | None, table: Any) -> Segments | None:
-    """Returns what the rows of an embedding's table are: it takes numbers of them."""
+    """Returns the segments of the rows of an embedding's table. The layer's inputs are row numbers."""
     if taken is None:
         return None
     name = taken[0][0] if len(taken) == 1 else "several inputs"
@@ -438,7 +457,7 @@ def describe_rows(taken: Segments | None, table: Any) -> Segments | None:
 
 
 def read_variable(variable: keras.Variable) -> Array:
-    """Reads a variable, or the shards (along axis 0) of a variable on parameter servers."""
+    """Reads a variable, or joins its shards (along axis 0) on parameter servers."""
     shards = getattr(variable.value, "variables", None)
     return np.concatenate([np.asarray(each) for each in shards]) if shards else np.asarray(variable)
 
