@@ -106,7 +106,7 @@ class CachedGpt:
         return logits
 
     def _compute(self, ids: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-        """Returns the logits [vocabulary] that follow `ids[last]`. The position of `ids[0]` in the window is `first`."""
+        """Returns the logits [vocabulary] that follow `ids[last]`. `ids[0]` is at position `first` of the window."""
         count = ids.shape[0]
         heads = self._heads
         places = first + tf.range(count)

@@ -212,7 +212,7 @@ def choose_loss(
 
 
 def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
-    """Returns a loss with label smoothing: a share `smoothing` of each target is spread over all classes, as in Keras."""
+    """Returns a loss with label smoothing, as in Keras: a share of each target is spread over all classes."""
 
     def compute_smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind == "classification":

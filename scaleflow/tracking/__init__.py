@@ -9,14 +9,14 @@ from scaleflow.tracking.tensorboard import TensorBoardWriter
 
 __all__ = ["RUN_ID", "TensorBoardWriter", "locate_weights", "make_tracker"]
 
-#: The environment variable in which `mlflow run` passes the ID of the run that it opened for a command.
+#: The environment variable with the ID of the run that `mlflow run` opened for this command.
 RUN_ID = "MLFLOW_RUN_ID"
 
 
 def make_tracker(options: Tracking, adopts: bool = False) -> Tracker:
     """Returns the tracker that the `tracking` options select.
 
-    If it `adopts`, it uses the run that MLFLOW_RUN_ID names instead of creating one.
+    With `adopts`, it uses the run in MLFLOW_RUN_ID, if it is set, instead of creating one.
     """
     if options.name == "none":
         return Tracker()

@@ -1,4 +1,4 @@
-"""Finds the MLflow run that is active in the caller's thread: a run that starts there becomes a child of it."""
+"""Finds the active MLflow run of the caller's thread. A run that starts there becomes its child."""
 
 import os
 import sys
@@ -19,8 +19,9 @@ class ActiveRun:
     """A run that `mlflow.start_run` has opened in the caller's thread.
 
     Attributes:
-        store: the address of the store of the new run.
-        is_in_store: whether that store has the active run, so that the new run can be its child.
+        run_id: its ID.
+        store: the address of the new run's store.
+        is_in_store: whether this store has the active run. Only then can the new run be its child.
     """
 
     run_id: str
@@ -29,12 +30,12 @@ class ActiveRun:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags that make a new run its child."""
+        """The tags that make a new run a child of the active run."""
         return {PARENT: self.run_id} if self.is_in_store else {}
 
     @property
     def notes(self) -> list[str]:
-        """A note if the new run cannot be its child."""
+        """A note if the new run cannot be a child of the active run."""
         if self.is_in_store:
             return []
         return [
@@ -44,9 +45,9 @@ class ActiveRun:
 
 
 def find_active_run(options: Tracking) -> ActiveRun | None:
-    """Returns the run that is active in this thread; None without one, or with `tracking=none`.
+    """Returns the active run of this thread; None if there is no active run, or with `tracking=none`.
 
-    It does not import MLflow: without the import, there is no active run.
+    Does not import MLflow: if nothing has imported it, there is no active run.
     """
     active_run = getattr(sys.modules.get("mlflow.tracking.fluent"), "active_run", None)
     if options.uri is None or options.name == "none" or active_run is None:
@@ -59,8 +60,9 @@ def find_active_run(options: Tracking) -> ActiveRun | None:
 
 
 def has_run(uri: str, run_id: str) -> bool:
-    """Returns whether a store has the active run. If it does not answer, it is taken for MLflow's current store if the
-    addresses are the same.
+    """Returns whether a store has the active run.
+
+    If the store does not answer, returns whether its address is MLflow's current tracking URI.
     """
     import mlflow
     from mlflow.exceptions import MlflowException

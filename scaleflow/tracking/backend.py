@@ -5,7 +5,7 @@ Like MLflow's `local` backend, it runs the project on this machine. The file con
     {"cluster": "local", "cluster.workers": 2, "cluster.max_restarts": 3}
     {"cluster": {"workers": 2, "max_restarts": 3}}
 
-They become overrides of the command, so that scaleflow validates them and logs them as params of the run.
+The settings become overrides of the command, so scaleflow validates them and logs them as params of the run.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incompl
         tracking_uri: str,
         experiment_id: str,
     ) -> Any:
-        """Runs the project and returns when the run has ended; MLflow calls it.
+        """Runs the project until the run has ended. MLflow calls this method.
 
-        Raises `ExecutionException` if the run failed, or the file has a key that is not a `cluster` setting.
+        Raises `ExecutionException` if the run failed, or if the file has a key that is not a `cluster` setting.
         """
         settings = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}
         words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, to_overrides(settings))]
@@ -57,7 +57,7 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incompl
 def to_overrides(config: Mapping[str, Any]) -> list[str]:
     """Converts the settings of a file to Hydra overrides.
 
-    Raises `ExecutionException`, whose message MLflow prints, if a key is not a setting of the group `cluster`.
+    Raises `ExecutionException` if a key is not a setting of the group `cluster`. MLflow prints its message.
     """
     words: list[str] = []
     for key, value in config.items():
@@ -74,5 +74,5 @@ def to_overrides(config: Mapping[str, Any]) -> list[str]:
 
 
 def parse_yaml_value(value: Any) -> str:
-    """Returns a value as text that Hydra parses; strings stay unquoted."""
+    """Formats a value for Hydra. Strings stay unquoted."""
     return value if isinstance(value, str) else json.dumps(value)

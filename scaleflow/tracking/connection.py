@@ -1,6 +1,6 @@
 """Prepares access to an MLflow store: client defaults, the lock for migrations, and MLflow's global tracking URI.
 
-What depends on the version of MLflow beside which scaleflow is installed is here, too.
+It also contains the code that depends on the installed version of MLflow, and explains errors of stores.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.versions import to_series
 from scaleflow.tracking.uri import sqlite_file
 
-#: Time to wait for another process that opens the same store.
+#: Seconds to wait for another process that opens the same store.
 MIGRATION_SECONDS = 120.0
 
 MLFLOW_DEFAULTS = {
@@ -49,10 +49,10 @@ def set_mlflow_defaults() -> None:
 
 
 def migration_lock(uri: str) -> FileLock:
-    """Returns a lock to hold while a store is opened: processes that open a new database race to migrate it.
+    """Returns a lock to hold while opening a store, because processes that open a new database race to migrate it.
 
-    The lock of an SQLite file is next to it, for all users of the file. For any other store, or if it can't be written
-    there, it is a file of this user in the temporary folder, named after a digest of the URI without credentials.
+    The lock of an SQLite file is a file next to it, shared by all its users. For other stores, or if that place is not
+    writable, it is this user's file in the temporary folder (`name_lock`).
     """
     if file := sqlite_file(uri):
         lock = Path(f"{file}.lock")
@@ -63,9 +63,9 @@ def migration_lock(uri: str) -> FileLock:
 
 @contextlib.contextmanager
 def hold_migration_lock(uri: str) -> Iterator[None]:
-    """Holds the `migration_lock` while a store is opened, and silences what a first migration logs.
+    """Holds the `migration_lock` in a `with` block, and hides the log messages of a first migration.
 
-    Older versions of MLflow set the levels of the migration's loggers back in the migration itself.
+    It disables logging globally, because the migration in older versions of MLflow resets the levels of its loggers.
     """
     before = logging.root.manager.disable
     with migration_lock(uri):
@@ -77,28 +77,31 @@ def hold_migration_lock(uri: str) -> Iterator[None]:
 
 
 def name_lock(uri: str) -> Path:
-    """Returns a file of this user in the temporary folder, named after a digest of a URI without credentials."""
-    public = re.sub(r"//[^/]*@", "//", uri)  # the query of some stores contains a password, too
+    """Returns the path of this user's lock file in the temporary folder.
+
+    Its name has a digest of the URI without credentials.
+    """
+    public = re.sub(r"//[^/]*@", "//", uri)
     name = f"scaleflow-{os.getuid()}-{hashlib.sha256(public.encode()).hexdigest()[:16]}.lock"
     return Path(tempfile.gettempdir(), name)
 
 
 @contextlib.contextmanager
 def use_store(store: str) -> Iterator[None]:
-    """Sets MLflow's global tracking URI in a context. MLflow resolves `runs:/` URIs only against this global URI."""
+    """Sets MLflow's global tracking URI in a `with` block. MLflow resolves `runs:/` URIs only against this URI."""
     with STORE_LOCK:
         before = os.environ.get("MLFLOW_TRACKING_URI")
         try:
             with use_tracking_uri(store):
                 yield
-        finally:  # MLflow does not restore a value that only the environment had
+        finally:  # MLflow does not restore a value that was set only in the environment
             os.environ.pop("MLFLOW_TRACKING_URI", None)
             if before is not None:
                 os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether an exception of MLflow's says that a server does not answer. Imports no MLflow."""
+    """Returns whether an MLflow exception means that a server does not answer. Does not import MLflow."""
     module = sys.modules.get("mlflow.exceptions")
     if isinstance(error, StoreUnreachable) and error.__cause__ is not None:
         error = error.__cause__
@@ -111,9 +114,9 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def opens_by_default(file: Path) -> bool:
-    """Returns whether `mlflow ui` without options, in this folder, opens this SQLite file.
+    """Returns whether `mlflow ui` without options, in the current folder, opens this SQLite file.
 
-    MLflow opens mlflow.db since 3.7, unless the folder has runs in plain files or the environment names a store.
+    Since 3.7, MLflow opens mlflow.db, unless the folder has runs in plain files or the environment sets a store.
     """
     return (
         to_series(version("mlflow")) >= (3, 7)
@@ -124,14 +127,14 @@ def opens_by_default(file: Path) -> bool:
 
 
 def is_default_store(uri: str) -> bool:
-    """Returns whether MLflow uses a store, whose credentials are masked, in this folder if nobody names one."""
+    """Returns whether MLflow uses this store in the current folder by default. `uri` has masked credentials."""
     named = os.environ.get("MLFLOW_TRACKING_URI")
     file = sqlite_file(uri)
     return uri == str(mask_secrets(named)) if named else file is not None and opens_by_default(file)
 
 
 def explain_versions(error: Exception) -> str | None:
-    """Returns why this MLflow cannot use a store, and what works; None if the error has another reason."""
+    """Explains an error that comes from the installed version of MLflow, and says how to fix it; None for others."""
     if isinstance(error, ImportError) and "sqlalchemy" in str(error):
         return (
             f"MLflow {version('mlflow')} does not work beside SQLAlchemy {version('sqlalchemy')}; install "
@@ -146,7 +149,7 @@ def explain_versions(error: Exception) -> str | None:
 
 
 def format_store_error(error: BaseException, uri: str | None = None) -> str:
-    """Returns in one line why a store takes nothing. An error of scaleflow's own explains itself."""
+    """Formats an error of a store as one line without secrets. Errors of scaleflow keep their message."""
     if isinstance(error, ScaleflowError):
         return str(mask_secrets(str(error)))
     line = str(error).strip().partition("\n")[0]
@@ -155,7 +158,7 @@ def format_store_error(error: BaseException, uri: str | None = None) -> str:
 
 
 def explain_unusable(uri: str, error: Exception) -> ConfigError:
-    """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
+    """Returns the error to raise if a store cannot be used: StoreUnreachable if it may work later, else ConfigError."""
     denial = explain_denial(error, uri)
     reason = explain_versions(error) or denial or read_reason(error)
     kind = StoreUnreachable if is_transient(error) and not denial else ConfigError
@@ -163,7 +166,7 @@ def explain_unusable(uri: str, error: Exception) -> ConfigError:
 
 
 def is_transient(error: Exception) -> bool:
-    """Tells whether an error only means that the store is unavailable now, so that the request may be repeated."""
+    """Returns whether an error means that the store is unavailable now, so that a retry may succeed."""
     from mlflow.exceptions import MlflowException, RestException
 
     if isinstance(error, RestException):
@@ -174,14 +177,14 @@ def is_transient(error: Exception) -> bool:
 
 
 def find_http_status(error: BaseException) -> int | None:
-    """Returns the status of a server's answer that is an error; None if the error is none. Imports no MLflow."""
+    """Returns the HTTP status of an error response; None if the error has another cause. Does not import MLflow."""
     if (status := getattr(getattr(error, "response", None), "status_code", None)) is not None:
         return int(status)
     module = sys.modules.get("mlflow.exceptions")
     if module is None or not isinstance(error, module.MlflowException):
         return None
     answer = getattr(error, "json", {})
-    if "error_code" not in answer:  # of a gateway, not of MLflow's server, whose status is not kept
+    if "error_code" not in answer:  # a gateway answered, not MLflow's server, and MLflow lost its status
         for status, sign in ((401, "unauthori|authenticat"), (403, "forbidden")):
             if re.search(sign, str(answer), re.IGNORECASE):
                 return status
@@ -189,7 +192,7 @@ def find_http_status(error: BaseException) -> int | None:
 
 
 def explain_denial(error: BaseException, uri: str) -> str:
-    """Returns what to set if a server wants other credentials, and whether some were sent; "" for other errors."""
+    """Explains status 401 or 403: the credentials that were sent, and the variables to set; "" for other errors."""
     status = find_http_status(error)
     if status not in (401, 403):
         return ""
@@ -211,9 +214,9 @@ def explain_denial(error: BaseException, uri: str) -> str:
 
 @contextlib.contextmanager
 def explain_artifact_root(uri: str, find_root: Callable[[], str]) -> Iterator[None]:
-    """Says of a failed upload that the server's artifact root is the reason, if the server answers other requests.
+    """Explains a failed upload in a `with` block: if the server answers other requests, its artifact root is wrong.
 
-    `find_root` asks the server for that. Raises RunError in place of the error.
+    `find_root` asks the server for its artifact root. Raises RunError instead of the upload's error.
     """
     try:
         yield
@@ -222,7 +225,7 @@ def explain_artifact_root(uri: str, find_root: Callable[[], str]) -> Iterator[No
             raise
         try:
             root = find_root()
-        except Exception:  # the server may have closed the connection of the upload; it raises again if it is away
+        except Exception:  # the server may have closed the upload's connection; if it is down, this raises again
             root = find_root()
         reason = re.sub(r".*\(Caused by (.*)\)$", r"\1", read_reason(error))[:200]
         text = (

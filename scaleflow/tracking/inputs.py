@@ -13,13 +13,13 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.tracking.mlflow_model import to_tensor_spec
 
-#: Longest profile or source that MLflow's store accepts, in characters.
+#: Maximum length of a profile or source in MLflow's store, in characters.
 MAX_TEXT = 16_000
 
-#: The context of a dataset on which a run was evaluated later.
+#: The context of a dataset that `scaleflow evaluate` used after the run.
 EVALUATED = "evaluate"
 
-#: What a profile says of the digest: what of the split it covers, and how it was computed.
+#: Keys of a profile about its digest: the part of the split that it covers, and the version of its computation.
 DIGEST_KEYS = ("covers", "version")
 
 
@@ -54,8 +54,8 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
 def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
     """Returns `examples`, `digest`, `covers` and `version` of each split that is an input of a run.
 
-    What the run was evaluated on later is none of its splits. A split that the run had with different data, because it
-    was resumed with changed data, has the version None.
+    Datasets of later evaluations are left out. If the run was resumed with changed data, a split has several inputs,
+    and only `version` is returned for it, with the value None.
     """
     found: dict[str, dict[str, Any]] = {}
     for each in run.inputs.dataset_inputs if run.inputs else ():
@@ -69,7 +69,7 @@ def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def count_class_names(classes: Any) -> Any:
-    """Returns the number of names, for each output if there are several."""
+    """Returns the number of class names; with several outputs, a dict with the number for each."""
     is_dict = isinstance(classes, Mapping)
     return {name: count_class_names(each) for name, each in classes.items()} if is_dict else len(classes)
 
@@ -83,6 +83,6 @@ def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def to_schema(specs: Mapping[str, Any]) -> Schema:
-    """Converts the dtype and shape of one example's tensor, or a dict of them by name."""
+    """Converts the dtype and shape of one example's tensor, or of a dict of tensors, to an MLflow schema."""
     named = {None: specs} if isinstance(specs.get("dtype"), str) else specs
     return Schema([to_tensor_spec({**each, "shape": (-1, *each["shape"])}, name) for name, each in named.items()])

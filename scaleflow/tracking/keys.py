@@ -1,4 +1,4 @@
-"""Converts keys to names that MLflow accepts: replaces characters, shortens long names and keeps them distinct."""
+"""Converts keys to distinct names that MLflow accepts: replaces characters and shortens long names."""
 
 import hashlib
 import posixpath
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 MAX_KEY = 250
 
-#: Hexadecimal digits of the hash that is appended to a name that was shortened or is not unique.
+#: Hexadecimal digits of the hash at the end of a shortened or duplicate name.
 HASH_DIGITS = 8
 
 
 def to_allowed_key(key: str) -> str:
-    """Replaces characters that MLflow rejects in a key. A name that is too long is cut and ends in a hash."""
+    """Replaces characters that MLflow rejects in a key. Cuts a name that is too long and appends a hash."""
     name = re.sub(r"[^/\w.\- :]", "_", key) or "_"
     if name.startswith(("/", "..")) or posixpath.normpath(name) != name:
         name = name.replace("/", "_")  # MLflow accepts only normalized relative paths
@@ -23,7 +23,7 @@ def to_allowed_key(key: str) -> str:
 
 
 def add_suffix(name: str, key: str) -> str:
-    """Appends a hash of the key, so that the name differs from those of other keys."""
+    """Appends a hash of the key, so that different keys get different names."""
     digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:HASH_DIGITS]
     return f"{name[: MAX_KEY - HASH_DIGITS - 1]}-{digest}"
 
@@ -31,8 +31,8 @@ def add_suffix(name: str, key: str) -> str:
 def to_distinct_keys(values: Mapping[str, object]) -> dict[str, str]:
     """Returns the values as text, under distinct names that MLflow accepts.
 
-    A key that is already allowed keeps its name. If other keys map to the same name, each of them gets a hash. So a
-    key's name does not depend on the order of the keys.
+    A key that MLflow accepts keeps its name. If other keys map to the same name, each of them gets a hash. So names do
+    not depend on the order of the keys.
     """
     names = {key: to_allowed_key(key) for key in values}
     counts = Counter(names.values())

@@ -1,4 +1,4 @@
-"""Packages a model that a worker exported as an MLflow model, without TensorFlow.
+"""Packages an exported model as an MLflow model, without TensorFlow.
 
 MLflow's own savers write either the Keras file or the SavedModel. This model contains both, and the code of
 `scaleflow.serving`, so that a server does not need scaleflow:
@@ -7,8 +7,8 @@ MLflow's own savers write either the Keras file or the SavedModel. This model co
     code/scaleflow_serving_DIGEST/
     data/model.keras           keras.models.load_model; data/model.weights.h5 if Keras cannot write the model
     data/saved_model/          tf.saved_model.load
-    data/learned_state.json    what the run learned from its data: classes, columns
-    data/FORMAT/               the formats of `export.formats` that are as good as the SavedModel
+    data/learned_state.json    the learned state of the run: classes, columns, ...
+    data/FORMAT/               the formats of `export.formats` that gave the same outputs as the SavedModel
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from scaleflow.compat.mlflow import write_environment, write_input_example
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.serving.prediction_columns import make_prediction_columns
 
-#: The package whose modules travel in the model, and the packages that these need beside TensorFlow and Keras.
+#: The package whose code is copied into the model, and the packages that it needs in addition to TensorFlow and Keras.
 SERVING = "scaleflow.serving"
 NEEDED = ("mlflow-skinny", "numpy", "pandas", "pyarrow")
 
-#: What of the exported folder becomes part of the logged model. `export.formats` have folders of their own.
+#: Files and folders of the export that go into the logged model. Each of `export.formats` has its own folder.
 DATA = ("model.*", "learned_state.*", "example_outputs.npz", "saved_model", "formats/*")
 
-#: The inference parameter that chooses what the model returns (`serving/loader.py`).
+#: The inference parameter that selects predictions, probabilities or logits (`serving/loader.py`).
 PARAMS = ParamSchema([ParamSpec("output", DataType.string, "prediction")])
 
-#: MLflow's type of a column whose numpy dtype has this kind.
+#: Kind of a NumPy dtype -> MLflow's type of a column.
 COLUMN_TYPES = {"b": DataType.boolean, "i": DataType.long, "f": DataType.double, "O": DataType.string}
 
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
-    """Writes the folder that `scaleflow.model.export` wrote as an MLflow model into an empty folder."""
+    """Converts a folder from `scaleflow.model.export` to an MLflow model. `folder` must be empty."""
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
@@ -76,9 +76,9 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
 
 
 def copy_serving_code(folder: Path) -> str:
-    """Copies the modules of `scaleflow.serving`, and returns the name of the package that they become.
+    """Copies the modules of `scaleflow.serving` to a new package and returns its name.
 
-    The name has a digest of the code: one process may load models of several versions of scaleflow.
+    The name contains a digest of the code, because one process may load models from several versions of scaleflow.
     """
     spec = find_spec(SERVING)
     assert spec is not None
@@ -92,7 +92,7 @@ def copy_serving_code(folder: Path) -> str:
 
 
 def read_example(exported: Path, pictures: Any) -> Any:
-    """Returns the example of the inputs: an array, or a dict of arrays by name; a picture is the bytes of a file."""
+    """Returns the input example: an array, or a dict of arrays by name. With pictures, a DataFrame with file contents."""
     single = exported / "input_example.npy"
     if single.is_file():
         example = np.load(single)
@@ -113,9 +113,9 @@ def decode_pictures(texts: Any) -> list[bytes]:
 def make_input_schema(tensors: dict[str, Any], pictures: Any = ()) -> Schema:
     """Returns the schema of the inputs: columns if there are several inputs with a single value each, else tensors.
 
-    MLflow takes a DataFrame for tensors only if its index begins with 0 and its first row has no None and no dates, and
-    for columns of numbers it refuses integers. So the columns have no type, and the loader converts their values.
-    A picture is a column of bytes, which are base64 in JSON.
+    Columns have no type, and the loader converts their values. With a schema of tensors, MLflow accepts a DataFrame
+    only if its index starts at 0 and its first row has no None and no dates. With numeric columns, it rejects integers.
+    A picture is a column of bytes, which is base64 in JSON.
     """
     named = name_tensors(tensors)
     if list(pictures) == [""]:
@@ -126,7 +126,7 @@ def make_input_schema(tensors: dict[str, Any], pictures: Any = ()) -> Schema:
 
 
 def make_output_schema(state: LearnedState) -> Schema:
-    """Returns the schema of the predictions; a column with a value for each position has arrays."""
+    """Returns the schema of the predictions. A column with a value for each position contains arrays."""
     outputs = name_leaves(state.outputs)
     empty = make_prediction_columns(
         outputs, {name: np.zeros((1, *each.model_shape), each.dtype) for name, each in outputs.items()}
@@ -135,7 +135,7 @@ def make_output_schema(state: LearnedState) -> Schema:
 
 
 def to_column_type(values: np.ndarray[Any, Any]) -> Any:
-    """Returns MLflow's type of the cells of a column, whose values are [1] or [1, ...]."""
+    """Returns MLflow's type for the cells of a column. `values` [1] or [1, ...] are an example of the column."""
     found: Any = DataType.float if values.dtype == np.float32 else COLUMN_TYPES[values.dtype.kind]
     for _ in values.shape[1:]:
         found = ArrayType(found)
@@ -143,13 +143,13 @@ def to_column_type(values: np.ndarray[Any, Any]) -> Any:
 
 
 def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
-    """Returns the schema of tensors, which MLflow checks inputs against before it calls the loader.
+    """Returns a schema of tensors. MLflow checks inputs against it before it calls the loader.
 
-    MLflow's tensor schemas have no string type. One text per example becomes a string column, which may be a list, an
-    array or a DataFrame. Several texts per example become objects, so that a DataFrame may also have numbers.
+    MLflow's tensor schemas have no string type. One text per example becomes a string column. Clients may send it
+    as a list, an array or a DataFrame. Several texts per example become objects, so a DataFrame may also have numbers.
 
     Args:
-        tensors: `dtype` and `shape` of one tensor, or a dict of such dicts, whose tensors are named in the schema.
+        tensors: `dtype` and `shape` of one tensor, or a dict of such dicts, whose keys name the tensors.
     """
     named = name_tensors(tensors)
     if set(named) != {""}:
@@ -160,7 +160,7 @@ def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
 
 
 def name_tensors(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Returns the descriptions of tensors by name: the keys of nested dicts, joined with `/`."""
+    """Flattens nested descriptions of tensors to a dict by name. A name joins the keys with `/`."""
     if isinstance(tensors.get("dtype"), str):
         return {prefix: dict(tensors)}
     start = f"{prefix}/" if prefix else ""
@@ -174,7 +174,7 @@ def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpe
 
 
 def write_requirements(folder: Path, exporter: Mapping[str, str]) -> list[str]:
-    """Writes a server's requirements in MLflow's three files, and returns them. `exporter`: versions of the worker."""
+    """Writes a server's requirements to MLflow's three files and returns them. `exporter` has the worker's versions."""
     versions = {name: exporter[name] for name in ("tensorflow", "keras")} | {name: version(name) for name in NEEDED}
     requirements = [f"{name}=={each}" for name, each in versions.items()]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")

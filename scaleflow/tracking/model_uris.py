@@ -1,7 +1,7 @@
-"""Finds what a run's ID or a model's URI names: the run and the logged model, or the weights of `model.init_from`.
+"""Resolves run IDs and model URIs to a run and a logged model, and `model.init_from` to a Keras file.
 
-Weights are a local Keras file, or those of a model that is downloaded from MLflow. The launcher does this, since
-workers have no access to the store. MLflow is imported only for a URI, and TensorFlow never.
+The Keras file is local, or comes from a model in MLflow. The launcher downloads it, because workers have no access to
+the store. MLflow is imported only for run IDs and URIs, TensorFlow never.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ RUN_OR_MODEL = re.compile(
     r"|models:/(?P<name>[^/]+?)(/(?P<version>[^/]+)|@(?P<alias>[^/@]+))?/?"
 )
 
-#: The forms of a reference, for messages.
+#: The accepted forms of a reference, for messages.
 FORMS = (
     "the id of a run in MLflow (32 hexadecimal digits), the folder of a run, models:/NAME/VERSION, models:/NAME@ALIAS "
     "or models:/m-..."
 )
 
-#: The most names that a message lists.
+#: A message lists at most this number of names.
 MAX_LISTED = 10
 
 
@@ -49,14 +49,15 @@ class ModelReference:
     """A run, and one of its logged models."""
 
     run_id: str
-    model_id: str | None = None  # of the model; None: the run's result
+    model_id: str | None = None  # None: the model that is the run's result
     step: int = 0  # the update after which the model was exported; 0 without a model
 
 
 def resolve_reference(named: str, store: str) -> ModelReference:
-    """Returns the run and the model that a run's ID or a model's URI names in a store.
+    """Returns the run and the model for a run's ID or a model's URI.
 
-    Raises ConfigError if it has another form, the store has no such model, or scaleflow did not log it.
+    Does not check that a run with this ID exists. Raises ConfigError if `named` has another form, or if the store has
+    no such model, scaleflow did not log it, or its upload is incomplete.
     """
     from mlflow import MlflowClient
 
@@ -83,9 +84,9 @@ def resolve_reference(named: str, store: str) -> ModelReference:
 
 
 def find_model_version(client: MlflowClient, uri: str) -> Any:
-    """Returns the version of a registered model that a URI such as models:/NAME@ALIAS names.
+    """Returns the version of a registered model for a URI such as models:/NAME@ALIAS.
 
-    Raises ConfigError, with the names that exist, if there is none.
+    Raises ConfigError with the existing names if there is no such version.
     """
     from mlflow.exceptions import MlflowException
 
@@ -116,7 +117,7 @@ def find_model_version(client: MlflowClient, uri: str) -> Any:
 
 
 def list_known(word: str, names: Sequence[str]) -> str:
-    """Returns `; there are X, Y; did you mean X?` for what exists in place of a word."""
+    """Returns `; there is X, Y; did you mean X?` with the names that exist, for the message about a wrong word."""
     similar = difflib.get_close_matches(word, names, n=1)
     shown = ", ".join(names[-MAX_LISTED:]) + (f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED))
     exist = f"; there is {shown}" if names else "; there is none"
@@ -124,7 +125,7 @@ def list_known(word: str, names: Sequence[str]) -> str:
 
 
 def choose_result(run: Any) -> ModelReference:
-    """Returns the logged model that is the result of a run: the tagged one, else the one of the largest step."""
+    """Returns the logged model that is the result of a run: the tagged model, else the one with the largest step."""
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
     tagged = [output for output in outputs if output.model_id == run.data.tags.get(RESULT_TAG)]
     for output in (tagged or outputs)[-1:]:
@@ -134,10 +135,10 @@ def choose_result(run: Any) -> ModelReference:
 
 SCHEMES = ("runs:/", "models:/")
 
-#: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
+#: Paths of the Keras file in scaleflow's export, an MLflow model and a run's folder.
 KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 
-#: The file that is exported instead if Keras cannot write a model as a .keras file.
+#: The exported file if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"
 
 ADVICE = (
@@ -150,8 +151,8 @@ ADVICE = (
 def locate_weights(plan: Plan) -> Iterator[Plan]:
     """Yields the plan with the path of a local Keras file for `model.init_from`.
 
-    A downloaded file is deleted when the context ends. Raises ConfigError if there is no such file, or no such model in
-    the store.
+    Deletes a downloaded file at the end of the `with` block. Raises ConfigError if there is no such file, or no such
+    model in the store.
     """
     source = plan.model.init_from
     if source is None:
@@ -166,7 +167,7 @@ def locate_weights(plan: Plan) -> Iterator[Plan]:
 
 
 def find_keras_file(path: Path, source: str) -> Path:
-    """Returns the path itself if it is a file, or the Keras file in a folder; raises ConfigError if there is none."""
+    """Returns `path` if it is a file, or the Keras file in this folder. Raises ConfigError if there is no such file."""
     if path.is_file():
         return path
     if not path.exists():
@@ -183,9 +184,10 @@ def find_keras_file(path: Path, source: str) -> Path:
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
-    """Downloads the Keras file of a model, and the record of what its run learned.
+    """Downloads the Keras file of a model and the learned state of its run.
 
-    They come from the run's store, or from the default store if the run is not tracked.
+    They come from the store of the new run, or from the default store if the new run is not tracked. Raises ConfigError
+    if there is no such store or model.
     """
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
@@ -217,16 +219,16 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
 
 
 def find_address(uri: str, store: str) -> str:
-    """Returns the URI to download: of a run that scaleflow recorded, the model that is its result.
+    """Returns the URI to download. For a run of scaleflow, this is the model that is its result.
 
-    Raises ConfigError if there is no such version of a registered model.
+    Raises ConfigError if a registered model has no such version.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     parts = RUN_OR_MODEL.fullmatch(uri)
     client = MlflowClient(tracking_uri=store)
-    with contextlib.suppress(MlflowException):  # the download explains it
+    with contextlib.suppress(MlflowException):  # the download will fail with a better message
         if parts and parts["name"]:
             try:
                 find_model_version(client, uri)

@@ -1,7 +1,7 @@
-"""Finds out whether an SQLite store was moved or copied. Imports no MLflow.
+"""Detects an SQLite store that was moved or copied. Does not import MLflow.
 
-MLflow keeps the artifact folders of experiments, runs and models as absolute paths. After a move they name the old
-place, and after a copy they name the original.
+MLflow stores the artifact folders of experiments, runs and models as absolute paths. After a move these paths point to
+the old place, and after a copy to the original.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 
-#: Names of the folders next to a store that have artifacts: scaleflow's, and MLflow's own.
+#: Names of the artifact folders next to a store: scaleflow's, and MLflow's own.
 ARTIFACTS = "mlartifacts"
 MLFLOW_ARTIFACTS = "mlruns"
 
@@ -25,7 +25,7 @@ LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """The artifact folder of an experiment, as the store has it."""
+    """The artifact folder of an experiment, as recorded in the store."""
 
     experiment_id: str
     name: str
@@ -34,16 +34,18 @@ class ExperimentFolder:
 
     @property
     def root(self) -> Path:
-        """The folder in which the store was when the experiment was created."""
+        """The folder of the store at the time when the experiment was created."""
         return self.path.parent.parent
 
 
 def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
-    """Raises ConfigError if an SQLite store has the artifact folders of the place where it was before.
+    """Raises ConfigError if the artifact folders in an SQLite store are still at the store's former place.
+
+    Checks the experiments that scaleflow created, and those in `names`.
 
     Args:
         file: the store.
-        names: names or ids of experiments to check even if MLflow has created them.
+        names: names or ids of experiments to check even if MLflow created them.
     """
     moved = [
         folder
@@ -71,11 +73,11 @@ def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
 
 
 def list_experiment_folders(file: Path, stages: Sequence[str] = ("active",)) -> list[ExperimentFolder]:
-    """Returns the local artifact folders of all experiments; none if the store is empty or cannot be read now.
+    """Returns the local artifact folders of all experiments; [] if the store is empty or cannot be read now.
 
     Args:
         file: the store.
-        stages: `active` experiments, `deleted` ones.
+        stages: `active` and/or `deleted` experiments.
     """
     if not file.is_file() or file.stat().st_size == 0:
         return []
@@ -83,7 +85,7 @@ def list_experiment_folders(file: Path, stages: Sequence[str] = ("active",)) -> 
     try:
         with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
             rows = store.execute(query).fetchall()
-    except sqlite3.Error:  # it is being created, or it is locked: MLflow says so
+    except sqlite3.Error:  # it is being created, or it is locked: MLflow will report that
         return []
     folders = []
     for experiment_id, name, location, stage, created_at in rows:
@@ -94,11 +96,11 @@ def list_experiment_folders(file: Path, stages: Sequence[str] = ("active",)) -> 
 
 
 def is_moved(folder: ExperimentFolder, file: Path) -> bool:
-    """Returns whether an experiment's artifact folder was next to a store that is now somewhere else.
+    """Returns whether an experiment's artifact folder shows that its store was moved or copied.
 
-    A folder that was chosen by hand, or by a program that used the store from another folder, also has another place
-    than the store. It exists, and there is neither such a folder next to the store nor the original of the store next
-    to it.
+    The folder may be elsewhere for another reason: the user chose it, or a program used the store from another folder.
+    Then the folder exists, there is no folder of this name next to the store, and no original of the store next to the
+    folder.
     """
     path = folder.path
     root = folder.root
@@ -111,7 +113,7 @@ def is_moved(folder: ExperimentFolder, file: Path) -> bool:
 
 
 def has_experiment(file: Path, folder: ExperimentFolder) -> bool:
-    """Returns whether another store has an experiment, maybe under another name: one of the two is a copy."""
+    """Returns whether another store has the same experiment, even renamed. One of the two stores is then a copy."""
     return any(
         (each.experiment_id, each.path, each.created_at) == (folder.experiment_id, folder.path, folder.created_at)
         for each in list_experiment_folders(file, ("active", "deleted"))
@@ -119,7 +121,7 @@ def has_experiment(file: Path, folder: ExperimentFolder) -> bool:
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Returns whether two paths name the same file or folder, maybe through a link."""
+    """Returns whether two paths lead to the same file or folder, also through links."""
     try:
         return one == other or one.samefile(other)
     except OSError:
@@ -127,7 +129,7 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def to_local_path(location: str) -> Path | None:
-    """Returns the path of a local artifact location; None for a server's or an object store's."""
+    """Returns the path of a local artifact location; None for a location on a server or in an object store."""
     if location.startswith("file:"):
         parts = urlsplit(location)
         return Path(unquote(parts.path)) if parts.netloc in ("", "localhost") else None
@@ -135,7 +137,7 @@ def to_local_path(location: str) -> Path | None:
 
 
 def has_run(file: Path, run_id: str) -> bool:
-    """Returns whether an SQLite store has a run, deleted ones included."""
+    """Returns whether an SQLite store has a run, even a deleted one."""
     try:
         with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
             return store.execute("select 1 from runs where run_uuid = ?", (run_id,)).fetchone() is not None

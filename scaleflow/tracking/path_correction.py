@@ -1,4 +1,4 @@
-"""Corrects the paths in an SQLite store that was moved or copied. Imports no MLflow."""
+"""Corrects the paths in an SQLite store that was moved or copied. Does not import MLflow."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from scaleflow.tracking.store import DESCRIPTION, WRITTEN, compute_digest
 
 @dataclass(frozen=True)
 class CorrectedStore:
-    """The old folders of a store, how many of its paths were changed, and how many runs keep their files there."""
+    """The former folders of a store, the number of changed paths, and the number of runs whose files are still there."""
 
     roots: Sequence[Path]
     changed: int
@@ -30,9 +30,9 @@ class CorrectedStore:
 
 
 def correct_moved_store(file: Path) -> CorrectedStore:
-    """Changes the paths in a moved or copied store to its present folder. Raises ConfigError if it cannot be written.
+    """Changes the paths in a moved or copied store to its present folder.
 
-    A run whose files are only in the old folder keeps its path.
+    A run whose files are only in the old folder keeps its path. Raises ConfigError if the store cannot be written.
     """
     experiments = [folder for folder in list_experiment_folders(file) if is_moved(folder, file)]
     roots = list(dict.fromkeys(folder.root for folder in experiments))
@@ -61,7 +61,7 @@ def correct_moved_store(file: Path) -> CorrectedStore:
 
 
 def correct_tags(store: sqlite3.Connection, roots: Sequence[Path], new: Path) -> int:
-    """Changes the paths in the tags of scaleflow that name a folder of a run which is now in the new place."""
+    """Changes the paths in scaleflow's tags, if the new path exists. Returns the number of changed tags."""
     changed = 0
     for row, value in list_values(store, "tags", "value", "where key like 'scaleflow.%' and value like '/%'"):
         for root in roots:
@@ -74,7 +74,7 @@ def correct_tags(store: sqlite3.Connection, roots: Sequence[Path], new: Path) ->
 
 
 def correct_descriptions(store: sqlite3.Connection, root: Path, file: Path) -> None:
-    """Replaces old paths in the descriptions of runs, which say how to load a model and how to train it longer."""
+    """Replaces old paths in the descriptions of runs. They contain commands to load the model and to resume the run."""
     replacements = {
         f"sqlite:///{root / file.name}": f"sqlite:///{file}",
         f"resume={root}/": f"resume={file.parent}/",
@@ -87,16 +87,14 @@ def correct_descriptions(store: sqlite3.Connection, root: Path, file: Path) -> N
             continue
         digests = compute_digest(changed), compute_digest(text)
         store.execute("update tags set value = ? where run_uuid = ? and key = ?", (changed, run_id, DESCRIPTION))
-        # The digest says that scaleflow has written the description, and may write it again.
+        # The digest marks the description as written by scaleflow, which may then rewrite it later.
         store.execute(
             "update tags set value = ? where value = ? and run_uuid = ? and key = ?", (*digests, run_id, WRITTEN)
         )
 
 
 def list_values(store: sqlite3.Connection, table: str, column: str, condition: str = "") -> Iterator[tuple[int, str]]:
-    """Yields the row id and the value of each row of a column; nothing if the store of an older MLflow has no such
-    column.
-    """
+    """Yields (row id, value) for the text values of a column; nothing if an older MLflow did not create the column."""
     with contextlib.suppress(sqlite3.OperationalError):
         for row, value in store.execute(f"select rowid, {column} from {table} {condition}").fetchall():
             if isinstance(value, str):
@@ -104,7 +102,7 @@ def list_values(store: sqlite3.Connection, table: str, column: str, condition: s
 
 
 def find_new_place(path: Path, roots: Iterable[Path], new: Path) -> Path | None:
-    """Returns where an artifact path of one of the old folders is in the new one; None for any other path."""
+    """Converts an artifact path below one of the old folders to the new folder; None for any other path."""
     for root in roots:
         for name in (ARTIFACTS, MLFLOW_ARTIFACTS):
             if path.is_relative_to(root / name):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from scaleflow.pages.charts import compose_picture, draw_confusion_matrix
 
-#: With more classes there is no picture: nobody could read their names.
+#: With more classes no picture is drawn, because the names would be too small to read.
 MAX_CLASSES = 100
 
 
 def draw_confusion(table: Path, split: str) -> Path | None:
-    """Draws a confusion matrix as an SVG file next to its table, and returns its path.
+    """Draws a confusion matrix as an SVG file next to its table. Returns its path, or None with too many classes.
 
-    The CSV file has a header, then one row per true class with its name and the counts; `split` is for the title.
-    Returns None if there are too many classes.
+    The table is a CSV file: a header, then one row per true class with its name and the counts. `split` is for the
+    title.
     """
     with table.open(newline="", encoding="utf-8") as file:
         (_, *names), *rows = csv.reader(file)

@@ -1,4 +1,4 @@
-"""Registers a logged model as a new version of a registered model, and moves the aliases of those in use."""
+"""Registers a logged model as a version of a registered model, and moves the aliases `champion` and `challenger`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
-    """Creates the version if it is missing, and moves the alias to it unless the alias points to a newer version.
+    """Registers a logged model, and moves the alias to its version unless the alias points to a newer version.
 
-    Also creates the registered model if it is missing. Repeated calls have no further effect. The client's store is the
-    registry, unless MLFLOW_REGISTRY_URI names another. Returns the version.
+    Creates the registered model and the version if they are missing. Repeated calls have no further effect. The
+    registry is the client's store, unless MLFLOW_REGISTRY_URI is set. Returns the version.
     """
     from mlflow.exceptions import MlflowException
 
@@ -43,11 +43,11 @@ def register_model(client: MlflowClient, name: str, alias: str | None, run_id: s
     return str(version.version)
 
 
-#: The aliases of the model in use, and of the last candidate that did not replace it.
+#: Aliases of the version in use, and of the last candidate that did not replace it.
 CHAMPION = "champion"
 CHALLENGER = "challenger"
 
-#: The tags of a version: the decision about it, and the version that was the champion before it.
+#: Tags of a version: the decision about it, and the champion before it.
 DECISION = "scaleflow.promotion"
 BEFORE = "scaleflow.promotion.before"
 
@@ -57,17 +57,16 @@ LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ChampionRegistry:
-    """The versions of a registered model, and the alias `champion`.
+    """The versions of a registered model, and its alias `champion`.
 
-    Moving the alias is one request, and the last of a promotion: whatever stops a command before it leaves the champion
-    that there was.
+    A promotion moves the alias with a single request at its end. If a command stops earlier, the old champion stays.
     """
 
     client: MlflowClient
     name: str
 
     def find_aliases(self) -> Mapping[str, str]:
-        """Returns the versions by their aliases; empty if there is no such registered model."""
+        """Returns the version of each alias; {} if there is no such registered model."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -78,26 +77,26 @@ class ChampionRegistry:
             return {}
 
     def find_champion(self) -> str | None:
-        """Returns the version in use; None if there is none."""
+        """Returns the version in use; None if the model has no champion."""
         return self.find_aliases().get(CHAMPION)
 
     def find_model(self, version: str) -> str:
-        """Returns the ID of the logged model of a version."""
+        """Returns the ID of a version's logged model."""
         found = self.client.get_model_version(self.name, version)
         return str(found.model_id or str(found.source).removeprefix("models:/"))
 
     def add_version(self, run_id: str, model_id: str) -> str:
-        """Makes a logged model a version, unless it is one, and returns it. No alias moves."""
+        """Registers a logged model as a version, if it is not one yet, and returns the version. Moves no alias."""
         with self._exclude_others():
             return register_model(self.client, self.name, None, run_id=run_id, model_id=model_id)
 
     def keep_challenger(self, version: str, decision: Mapping[str, Any]) -> None:
-        """Records that a version does not become the champion."""
+        """Records that a version did not become the champion, and gives it the alias `challenger`."""
         self._tag(version, DECISION, json.dumps(decision))
         self.client.set_registered_model_alias(self.name, CHALLENGER, version)
 
     def move_champion(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
-        """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
+        """Makes a version the champion if `before` still is. Returns whether it did."""
         with self._exclude_others():
             if self.find_champion() != before:
                 return False
@@ -108,14 +107,14 @@ class ChampionRegistry:
         return True
 
     def remove_challenger(self, version: str) -> None:
-        """Removes the alias `challenger` of a version that is the champion."""
+        """Removes the alias `challenger` from a version, if it has it."""
         if self.find_aliases().get(CHALLENGER) == version:
             self.client.delete_registered_model_alias(self.name, CHALLENGER)
 
     def roll_back(self) -> tuple[str, str]:
-        """Moves the alias back to the version before, and returns both: (from, to).
+        """Moves the alias `champion` back to the previous champion. Returns (from, to).
 
-        Raises ConfigError if there is no champion, or no version before it.
+        Raises ConfigError if there is no champion, or no champion before it.
         """
         with self._exclude_others():
             now = self.find_champion()
@@ -134,7 +133,7 @@ class ChampionRegistry:
 
     @contextlib.contextmanager
     def _exclude_others(self) -> Iterator[None]:
-        """Excludes other commands of this machine that change the registered model while the block lasts."""
+        """Locks the registered model against other commands on this machine inside the `with` block."""
         path = name_lock(f"{self.client.tracking_uri}#{self.name}")
         try:
             lock = FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire()

@@ -1,6 +1,6 @@
-"""Downloads the SavedModel of the logged model of a run, and adds formats to it.
+"""Downloads the SavedModel of a logged model, and adds other formats to the logged model.
 
-TensorFlow is not needed for that. The contents of a store are untrusted input.
+It does not import TensorFlow. The contents of a store are untrusted input.
 """
 
 import json
@@ -21,7 +21,7 @@ SAVED_MODEL = "data/saved_model"
 
 
 def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
-    """Downloads the SavedModel of the logged model of a run. Raises ConfigError if there is none."""
+    """Downloads the SavedModel of a logged model. Raises ConfigError if the model has no SavedModel."""
     path = download_artifact(f"{find_model(tracker, model)}/{SAVED_MODEL}", tracker.uri, folder)
     if path is None:
         raise ConfigError(
@@ -30,12 +30,12 @@ def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: 
     return path
 
 
-#: The table of the formats among a run's artifacts.
+#: The run's artifact with a table of its exported formats.
 TABLE = "export/formats.json"
 
 
 def download_exported(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
-    """Downloads the data of a logged model: what the worker exported. Raises ConfigError if there is none."""
+    """Downloads the folder that the worker exported. Raises ConfigError if the model has no SavedModel."""
     path = download_artifact(f"{find_model(tracker, model)}/data", tracker.uri, folder)
     if path is None or not (path / "saved_model").is_dir():
         raise ConfigError(
@@ -47,13 +47,13 @@ def download_exported(tracker: MlflowTracker, model: ModelReference, folder: Pat
 def log_formats(
     tracker: MlflowTracker, model: ModelReference, formats: Sequence[FormatExported], table: Mapping[str, Any]
 ) -> None:
-    """Logs the files of good formats to the model, and the metrics, results and the table of all to the run."""
+    """Logs the files of good formats to the model, and the metrics and results of all formats to the run."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
     for each in formats:
         folder = Path(each.path).parent
-        if not each.error and folder.name == each.name:  # the Keras file is there already
+        if not each.error and folder.name == each.name:  # the Keras file is already part of the model
             for path in sorted(folder.iterdir()):
                 tracker.log_model_file(str(model.model_id), path, f"data/{each.name}")
         names = {f"export/{each.name}/{key}": value for key, value in each.values.items()}
@@ -77,7 +77,7 @@ def read_table(path: Path | None) -> Mapping[str, Any]:
 
 
 def merge_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a table with the rows of both; of rows with the same first cell, the later one."""
+    """Joins two tables. If both have a row with the same first cell, the row in `now` wins."""
     columns = list(dict.fromkeys([*now["columns"], *before["columns"]]))
     rows = {
         row[0]: dict(zip(table["columns"], row, strict=False))

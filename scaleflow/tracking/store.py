@@ -1,4 +1,4 @@
-"""Records a run in an MLflow store, with MLflow's client API: it has no global state and does not import TensorFlow."""
+"""Records a run in an MLflow store with MLflow's client API, which has no global state and imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Metric, Run
 
 
-#: What databases say of a point that they have already.
+#: Pattern of database errors for a point that the store already has.
 IS_KNOWN = re.compile(r"UNIQUE constraint|duplicate key|Duplicate entry|IntegrityError", re.IGNORECASE)
 
 PARAMS_PER_BATCH = 100
@@ -49,46 +49,46 @@ MAX_VALUE = 6000
 MAX_DESCRIPTION = 8000
 MODEL = "model"
 
-#: The tag of a logged model with the update after which it was exported.
+#: Tag of a logged model: the number of updates before its export.
 STEP_TAG = "scaleflow.step"
 
-#: The tag of a run with the ID of the logged model that is its result. With `checkpoint.export=best`, a run that was
-#: resumed may have exported a model of an earlier step than before.
+#: Tag of a run: the ID of the logged model that is its result. It need not be the model with the largest step: with
+#: `checkpoint.export=best`, a resumed run may export a model of an earlier step than before.
 RESULT_TAG = "scaleflow.model"
 
-#: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
+#: MLflow's tag with a run's description, and the tag with the digest of the description that scaleflow wrote.
 DESCRIPTION = "mlflow.note.content"
 WRITTEN = "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
 MODEL_METRICS = ("val/", "test/")
 
-#: Tags of the run's source in MLflow's UI, and of the view in which the UI opens the experiment.
+#: Tags that MLflow's UI shows as the run's source, and the tag that selects the UI's view of the experiment.
 SOURCE_TAGS = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
-#: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
+#: Query of a link to MLflow's UI. Without it, the UI opens a view for language models.
 UI_QUERY = "workflowType=machine_learning"
 
-#: The tag with the digest of the weights of the model that the run has exported.
+#: Tag of a run: the digest of the weights of its exported model.
 WEIGHTS = "scaleflow.weights"
 
-#: The tag of a sweep's run: the keys that vary.
+#: Tag of a sweep's run: the config keys that vary.
 SWEPT = "scaleflow.swept"
 
 #: A name that MLflow generated, such as bold-ant-123.
 GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
-#: The most characters of a run's name that the databases of MLflow's servers take.
+#: Maximum length of a run's name in the databases of MLflow's servers.
 MAX_RUN_NAME = 250
 
 
 class MlflowTracker(Tracker):
-    """One run in an MLflow store; the `tracking` options have an absolute `uri`.
+    """Records one run in an MLflow store. The `tracking` options need an absolute `uri`.
 
     Attributes:
-        adopted: ID of a run that was opened for this command and is used instead of a new one. `connect` checks it; the
-            recorder also sets it later, unchecked, to a run that an earlier process of this command began to use.
+        adopted: ID of a run that was opened for this command, to use instead of a new one. `connect` checks it. The
+            recorder may set it later, unchecked, to a run that an earlier process of this command already used.
     """
 
     uri: str
@@ -116,7 +116,7 @@ class MlflowTracker(Tracker):
         from mlflow.exceptions import MlflowException
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # It logs a traceback for each statement that fails on a locked database. The recorder reports such errors.
+        # This logger prints a traceback for each failed statement on a locked database. The recorder reports them.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             if (file := sqlite_file(self.uri)) and not file.parent.is_dir():
@@ -141,7 +141,7 @@ class MlflowTracker(Tracker):
             )
 
     def name_run(self) -> str:
-        """Returns the name of the run that it is connected to; `deleted` if it is connected to the store alone."""
+        """Returns the run's name; `deleted` if the tracker is connected to the store without a run."""
         return self._run_name or "deleted"
 
     def fetch_run(self) -> Run:
@@ -154,7 +154,7 @@ class MlflowTracker(Tracker):
         return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
 
     def find_points(self, keys: Iterable[str], step: int, time: int) -> dict[str, float]:
-        """Returns the values that some metrics of the run have at a step and a time."""
+        """Returns the values of the metrics `keys` at a step and a time (milliseconds since the epoch)."""
         histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
         return {
             key: each.value
@@ -164,7 +164,7 @@ class MlflowTracker(Tracker):
         }
 
     def fetch_siblings(self) -> list[tuple[dict[str, str], dict[str, float]]]:
-        """Returns the params and metrics of the finished jobs of the sweep that the run is of; none without a sweep."""
+        """Returns (params, metrics) of each finished job of the run's sweep; [] if the run belongs to no sweep."""
         run = self.fetch_run()
         parent = run.data.tags.get("mlflow.parentRunId")
         query = f"tags.`mlflow.parentRunId` = '{parent}' and attributes.status = 'FINISHED'"
@@ -191,7 +191,10 @@ class MlflowTracker(Tracker):
                 self._client.delete_tag(self._run, tag)
 
     def _get_run(self, run_id: str, key: str = "") -> Run:
-        """Returns a run. Raises RunMissing, with a message that begins with `key`, if it is not there or deleted."""
+        """Returns a run. Raises RunMissing if it does not exist, RunDeleted if it is in MLflow's trash.
+
+        If `key` is set, the message starts with it.
+        """
         start = f"{key}: " if key else ""
         with refuse_missing(
             f"{start}the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it",
@@ -218,7 +221,7 @@ class MlflowTracker(Tracker):
         self.set_tags({"mlflow.runName": self._run_name, **tags})
 
     def _find_earlier(self, tags: Mapping[str, str]) -> str | None:
-        """Returns the run of an earlier request that succeeded although its response was lost, or None."""
+        """Returns the run that an earlier request created although its response was lost, or None."""
         query = f"tags.`{IDENTITY}` = '{tags[IDENTITY]}'"
         runs = self._client.search_runs([self._experiment_id], query, max_results=1)
         return str(runs[0].info.run_id) if runs else None
@@ -226,7 +229,7 @@ class MlflowTracker(Tracker):
     def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
         """Uses the run that was opened for this command, and returns the tags to set.
 
-        MLflow's own tags of the run stay, and so does its name unless MLflow generated it.
+        Keeps the run's existing `mlflow.` tags. Keeps its name if the config sets none and MLflow did not generate it.
         """
         run = self._client.get_run(run_id)
         name = run.info.run_name or ""
@@ -239,7 +242,7 @@ class MlflowTracker(Tracker):
         return {k: v for k, v in tags.items() if not (k.startswith("mlflow.") and k in run.data.tags)}
 
     def _choose_experiment_name(self) -> str:
-        """Returns the experiment's name from the config, or from MLflow's variables if the config has the default."""
+        """Returns the experiment's name: the config's, or that in MLflow's variables if the config has the default."""
         name = self.options.experiment
         experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
         if name != DEFAULT_EXPERIMENT:
@@ -256,7 +259,7 @@ class MlflowTracker(Tracker):
             return str(self._client.get_experiment(experiment_id).name)
 
     def _find_or_create_experiment(self) -> str:
-        """Returns the experiment's ID. Creates a missing experiment, whose artifacts are next to an SQLite store."""
+        """Returns the experiment's ID. Creates a missing experiment, with SQLite with artifacts next to the file."""
         from mlflow.exceptions import MlflowException
 
         if self.follows is not None and (followed := self._find_experiment_of(self.follows)) is not None:
@@ -274,7 +277,7 @@ class MlflowTracker(Tracker):
         return str(found)
 
     def _find_experiment(self) -> str | None:
-        """Returns the experiment's ID; None if there is none. Raises ConfigError if it was deleted."""
+        """Returns the experiment's ID; None if it does not exist. Raises ConfigError if it was deleted."""
         found = self._client.get_experiment_by_name(self.experiment)
         if found is None:
             return None
@@ -282,7 +285,7 @@ class MlflowTracker(Tracker):
         return str(found.experiment_id)
 
     def _find_experiment_of(self, run_id: str) -> str | None:
-        """Returns the ID of the experiment of a run, even if it was renamed; None if the store has no such run.
+        """Returns the ID of a run's experiment, even if it was renamed; None if the store has no such run.
 
         Raises ConfigError if the experiment was deleted.
         """
@@ -318,7 +321,7 @@ class MlflowTracker(Tracker):
         self.log_batch(Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
 
     def log_batch(self, metrics: Iterable[Metric]) -> None:
-        """Logs metrics, which may refer to a model and a dataset."""
+        """Logs metrics in batches. They may refer to a model and a dataset."""
         rest = iter(metrics)
         while batch := list(islice(rest, METRICS_PER_BATCH)):
             log_points(self._client, self._run, batch)
@@ -346,15 +349,16 @@ class MlflowTracker(Tracker):
             self._client.log_artifact(self._run, str(path), folder)
 
     def open_registry(self, name: str) -> ChampionRegistry:
-        """Returns the versions of a registered model. The store has been opened."""
+        """Returns the registry of a registered model. Call `connect` first."""
         return ChampionRegistry(self._client, name)
 
     def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
         """Adds a file to a logged model.
 
-        `folder` is where it comes in the model's folder, with `/` between names; `.` is that folder itself.
+        `folder` is its place inside the model's folder, with `/` between names. `.` is the model's folder itself.
         """
-        # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. A folder with one link works in all.
+        # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. Logging a temporary folder with a
+        # link to the file works in all versions.
         with tempfile.TemporaryDirectory() as temporary:
             target = Path(temporary, folder)
             target.mkdir(parents=True, exist_ok=True)
@@ -367,7 +371,7 @@ class MlflowTracker(Tracker):
         self._client.log_inputs(self._run, datasets=make_dataset_inputs(data))
 
     def log_model(self, path: Path, step: int) -> None:
-        """Logs and registers the model. After a failed request, a repeated call skips the steps that succeeded."""
+        """Logs and registers the model. A repeated call after a failed request skips the parts that succeeded."""
         if step not in self._models:
             self._models[step], is_whole = self._find_or_create_model(step)
             self._done |= {(step, "files"), (step, "ready")} if is_whole else set()
@@ -385,9 +389,9 @@ class MlflowTracker(Tracker):
             self._done.add((step, what))
 
     def _log_model_metrics(self, step: int, model_id: str) -> None:
-        """Logs the run's validation and test metrics of this step again, now with the model's ID.
+        """Logs the run's validation and test metrics of this step again, with the model's ID.
 
-        An SQL store keeps only one copy of such a point.
+        An SQL store keeps only one copy of each point.
         """
         from mlflow.entities import Metric
 
@@ -401,7 +405,7 @@ class MlflowTracker(Tracker):
             self._version = register_model(self._client, name, self.options.alias, run_id=self._run, model_id=model_id)
 
     def _upload(self, exported: Path, model_id: str) -> None:
-        """Uploads a model's files one by one. After a failure, a repeated call skips the files already sent."""
+        """Uploads a model's files one by one. A repeated call after a failure skips the uploaded files."""
         from scaleflow.tracking.mlflow_model import write_mlflow_model
 
         with tempfile.TemporaryDirectory() as temporary:
@@ -415,7 +419,7 @@ class MlflowTracker(Tracker):
                     self._uploaded.add((model_id, name))
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
-        """Returns the ID of this step's model, which is created if missing, and whether all its files are uploaded."""
+        """Finds or creates the model of this step. Returns its ID, and whether all its files are uploaded."""
         query = f"source_run_id = '{self._run}' AND tags.`{STEP_TAG}` = '{step}'"
         for existing in self._client.search_logged_models([self._experiment_id], query):
             return str(existing.model_id), str(existing.status) == "READY"
@@ -428,7 +432,7 @@ class MlflowTracker(Tracker):
         return str(model.model_id), False
 
     def _log_output(self, step: int, model_id: str) -> None:
-        """Adds the model to the run's outputs, unless it is there."""
+        """Adds the model to the run's outputs, if it is not one of them yet."""
         from mlflow.entities import LoggedModelOutput
 
         outputs = self.fetch_run().outputs
@@ -471,13 +475,13 @@ def refuse_deleted_experiment(experiment: Experiment) -> None:
 
 
 def import_client() -> None:
-    """Imports MLflow's client, in a thread beside other work."""
+    """Imports MLflow's client. Call it in a thread, to import during other work."""
     from mlflow import MlflowClient  # noqa: F401
 
 
 @contextlib.contextmanager
 def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
-    """Raises an error of the `kind` instead of MLflow's if a run, an experiment or a model does not exist."""
+    """Raises an error of type `kind` if MLflow reports that a run, an experiment or a model does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -489,7 +493,7 @@ def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Itera
 
 
 def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Splits params or tags into requests within MLflow's limits of items and bytes."""
+    """Splits params or tags into requests within MLflow's limits for items and bytes."""
     batch: list[tuple[str, str]] = []
     batch_bytes = 0
     for item in items:
@@ -512,17 +516,15 @@ def compute_digest(text: str) -> str:
 def user_name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user ID without a name, as in some containers
+    except (KeyError, OSError):  # some containers have user IDs without names
         return str(os.getuid())
 
 
 def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
-    """Logs points in one request.
+    """Logs points in one request, or one request per metric if the store already has some of them.
 
-    If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
-    With the points of one metric in a request they do not.
-
-    NaN is logged for the run alone: for a model, MLflow's SQL store keeps it as 0.0.
+    Older versions of MLflow fail on a request that repeats points of several metrics, but not on one that repeats
+    points of a single metric. NaN is logged for the run only: for a model, MLflow's SQL store would keep 0.0.
     """
     from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException

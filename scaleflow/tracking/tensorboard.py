@@ -1,6 +1,6 @@
-"""Writes a run's events as a TensorBoard event file, in the launcher, without TensorFlow.
+"""Writes a run's events to a TensorBoard event file, in the launcher, without TensorFlow.
 
-A resumed run replaces the file, since `events.jsonl` still has all events. So no point is in it twice.
+A resumed run replaces the file, so it never contains a point twice. `events.jsonl` still has all earlier events.
 """
 
 import importlib.util
@@ -24,8 +24,9 @@ def check_tensorboard(wanted: bool) -> None:
 
 
 class TensorBoardWriter:
-    """Writes one event file in a run's folder `tensorboard` with the first event, and deletes older ones, of the same
-    run.
+    """Writes one event file to a run's folder `tensorboard`.
+
+    It creates the file with the first event, and then deletes older event files of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +76,7 @@ def open_event_file(folder: Path) -> Any:
 
 
 def to_tensorboard_histogram(histogram: Mapping[str, Any]) -> Any:
-    """Converts a worker's histogram to TensorBoard's message; `limits` are the upper limits of the buckets."""
+    """Converts a worker's histogram to TensorBoard's message. `limits` are the upper limits of the buckets."""
     from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
     return HistogramProto(

@@ -1,4 +1,4 @@
-"""Reads runs and the best job of a sweep from a store, and logs evaluations to it. Its contents are untrusted input."""
+"""Reads runs and the best job of a sweep from a store, and logs evaluations. A store's contents are untrusted input."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
-#: The beginning of the tag of an evaluation, and the digest of its data in it.
+#: Prefix of the tag of an evaluation, and the pattern of the data digest in its value.
 EVALUATION_TAG = "scaleflow.evaluate."
 TAGGED_DIGEST = re.compile(r", data ([0-9a-f]+);")
 
-#: Largest size of a config.yaml, in bytes; a run's config is much smaller.
+#: Maximum size of a config.yaml in bytes. A real config is much smaller.
 MAX_CONFIG_BYTES = 4 << 20
 
 
 def choose_store(options: Tracking) -> Tracking:
-    """Returns the options of the store that a command reads from. Raises ConfigError if its SQLite file does
-    not exist.
-    """
+    """Returns the options of the store that a command reads. Raises ConfigError if its SQLite file does not exist."""
     store = resolve_store(options if options.name == "mlflow" else Tracking())
     assert store.uri is not None
     if (file := sqlite_file(store.uri)) and not file.exists():
@@ -52,13 +50,18 @@ def choose_store(options: Tracking) -> Tracking:
 
 
 def open_run(named: str, store: Tracking, needs_run: bool = True) -> tuple[MlflowTracker, ModelReference]:
-    """Returns a tracker that is connected to the run that a run's ID or a model's URI names, and the model: the run's
-    result for an ID.
+    """Returns a tracker that is connected to a run, and its model. For a run's ID, the model is the run's result.
 
     A logged model stays in the store after its run was deleted. If the command does not need the run, the tracker is
-    then connected to the store alone.
+    then connected only to the store.
 
-    Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
+    Args:
+        named: a run's ID or a model's URI.
+        store: the options of the store.
+        needs_run: whether the command needs the run itself.
+
+    Raises ConfigError if the store cannot be used or has no such run, or if the run belongs to a sweep as a whole or
+    is not a run of scaleflow.
     """
     tracker = MlflowTracker(store)
     tracker.connect()
@@ -86,7 +89,7 @@ def open_run(named: str, store: Tracking, needs_run: bool = True) -> tuple[Mlflo
 
 
 def explain_deleted_run(named: str, run_id: str, missing: RunMissing) -> RunMissing:
-    """Returns the error of a command that needs the run of a model which is still in the store."""
+    """Returns the error for a command that needs a deleted run, while the run's model is still in the store."""
     lost = f"the run {run_id} that trained this model was deleted"
     if isinstance(missing, RunDeleted):
         return RunDeleted(
@@ -100,7 +103,10 @@ def explain_deleted_run(named: str, run_id: str, missing: RunMissing) -> RunMiss
 
 
 def describe_opened_run(run_id: str, name: str, store: Tracking) -> None:
-    """Renames the empty run that `mlflow run . -e evaluate` opened, and makes it a child of the evaluated run."""
+    """Makes the empty run that `mlflow run . -e evaluate` opened a child of the evaluated run, and renames it.
+
+    Keeps a name that MLflow did not generate.
+    """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -131,9 +137,9 @@ def load_config_text(run_id: str, store: str) -> str:
 
 
 def download_model(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
-    """Downloads the Keras file of a logged model, with the record of what its run learned beside it.
+    """Downloads the Keras file of a logged model, and the run's learned state next to it.
 
-    Raises ConfigError if the run has no logged model, or the model has no Keras file.
+    Raises ConfigError if the run has no logged model, or if the model has no Keras file or no learned state.
     """
     path = download_artifact(f"{find_model(tracker, model)}/{KERAS_FILES[1]}", tracker.uri, folder)
     if path is None:
@@ -147,17 +153,17 @@ def download_model(tracker: MlflowTracker, model: ModelReference, folder: Path) 
 
 
 def download_learned_state(tracker: MlflowTracker, model: ModelReference, folder: Path) -> None:
-    """Downloads what a run learned from its data. Raises ConfigError if its model has no record of that."""
+    """Downloads the learned state of a run. Raises ConfigError if its model has none."""
     address = find_model(tracker, model)
     if download_artifact(f"{address}/data/{LEARNED_STATE}", tracker.uri, folder) is None:
         raise ConfigError(
             f"{model.run_id}: its model {model.model_id} has no data/{LEARNED_STATE}; it is not a model of scaleflow"
         )
-    download_artifact(f"{address}/data/{LEARNED_ARRAYS}", tracker.uri, folder)  # only long lists are there
+    download_artifact(f"{address}/data/{LEARNED_ARRAYS}", tracker.uri, folder)  # exists only for long lists
 
 
 def find_model(tracker: MlflowTracker, model: ModelReference) -> str:
-    """Returns the address of a logged model. Raises ConfigError if the run has none."""
+    """Returns the address of a logged model's artifacts. Raises ConfigError if the run has no model."""
     if model.model_id is None:
         raise ConfigError(
             f"{model.run_id}: the run {tracker.name_run()} has no model; a run logs its model when it "
@@ -175,21 +181,24 @@ def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
     return None
 
 
-#: When the stage of a pipeline that runs this command began, in milliseconds since the epoch: the time of its points,
-#: by which the stage finds those that it recorded before it was killed.
+#: Environment variable: the start of the pipeline stage that runs this command, in milliseconds since the epoch. All
+#: points of an evaluation get this time. If the stage is killed and repeated, it finds its earlier points by the time.
 STAGE_BEGAN = "SCALEFLOW_STAGE_BEGAN"
 
 
 def log_evaluation(
     tracker: MlflowTracker, model: ModelReference, name: str, events: Sequence[Event], tag: str
 ) -> dict[str, float]:
-    """Logs an evaluation to the run that trained the model, and to the model. Returns the metrics by their names there.
+    """Logs an evaluation to the model and its run. Returns the metrics by their names in the store.
 
     Args:
-        name: name of the evaluation, which is part of the metrics' names; a digest is added if other data have it.
+        tracker: connected to the run.
+        model: the evaluated model.
+        name: the evaluation's name, which is part of the metrics' names. If an evaluation on other data has this name,
+            a digest is appended.
         events: the events of the evaluating worker, and the reports on its traces.
-        tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation; it has the digest of the data
-            as `, data DIGEST;`.
+        tag: the value of the tag `scaleflow.evaluate.NAME`. It describes the evaluation and contains the digest of the
+            data as `, data DIGEST;`.
     """
     from mlflow.entities import Metric
 
@@ -230,14 +239,14 @@ def log_evaluation(
 
 
 def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> str:
-    """Returns the name of an evaluation: the given one, or with the digest of the data if other data have that name."""
+    """Returns the name of an evaluation. Appends the data's digest if an evaluation on other data has this name."""
     tag = tags.get(f"{EVALUATION_TAG}{name}")
     found = None if tag is None else TAGGED_DIGEST.search(tag)
     return name if tag is None or (found and found[1] == digest) else f"{name}-{digest[:8]}"
 
 
-#: The tags of a sweep's run about its best job: its number, its folder, its overrides as words of a command, and the
-#: metric that ranks the jobs.
+#: Tags of a sweep's run about its best job: its number, its folder, its overrides as typed in a command, and the metric
+#: that ranks the jobs.
 BEST = "scaleflow.best"
 BEST_FOLDER = f"{BEST}.folder"
 BEST_OVERRIDES = f"{BEST}.overrides"
@@ -246,9 +255,9 @@ BEST_STEPS = f"{BEST}.steps"
 
 
 def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelReference, Any]:
-    """Returns a tracker that is connected to the run of the best job of a sweep, its model, and the sweep's run.
+    """Returns a tracker that is connected to the best job of a sweep, the job's model, and the sweep's run.
 
-    Raises ConfigError if the store cannot be used, has no such sweep, or if the sweep has no best job.
+    Raises ConfigError if the store cannot be used or has no such sweep, or if the sweep has no best job.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -274,7 +283,7 @@ def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelR
 
 
 def check_sweep_tags(named: str, tags: Mapping[str, str]) -> None:
-    """Raises ConfigError unless tags are those of the run of a sweep that has a best job."""
+    """Raises ConfigError unless the tags belong to the run of a sweep with a best job."""
     if SWEPT not in tags:
         raise ConfigError(f"{named}: this is not the run of a sweep; name the run or the folder of one (-m)")
     if BEST not in tags:

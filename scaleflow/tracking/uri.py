@@ -1,4 +1,4 @@
-"""Resolves and checks tracking URIs without importing MLflow. An unreachable server costs seconds, not minutes."""
+"""Resolves and checks tracking URIs without importing MLflow. Detects an unreachable server in seconds, not minutes."""
 
 import contextlib
 import dataclasses
@@ -17,20 +17,21 @@ from scaleflow.tracking.moved_store import refuse_moved_store
 
 PROBE_SECONDS = 3.0
 
-#: The default of `tracking.experiment`. Only if it is unchanged can MLflow's environment variables name another.
+#: The default of `tracking.experiment`. MLflow's environment variables count only if the config has this default.
 DEFAULT_EXPERIMENT = "scaleflow"
 
-#: The most characters that MLflow, and the databases of its servers, accept in the names of experiments and models.
+#: Maximum length of the names of experiments and models in MLflow and in the databases of its servers.
 MAX_EXPERIMENT_NAME = 500
 MAX_MODEL_NAME = 256
 
 
 def resolve_store(tracking: Tracking) -> Tracking:
-    """Returns the tracking options with an absolute URI, after checking the store from outside.
+    """Returns the tracking options with an absolute URI, after checks of the store that do not need MLflow.
 
-    Raises `StoreUnreachable` if the store is unavailable and `tracking.offline` is false, and ConfigError if the URI
-    can't be a store, if it is a file that was moved or copied, or if MLflow would reject the name of the registered
-    model or its alias.
+    Raises:
+        StoreUnreachable: if the store is unavailable and `tracking.offline` is false.
+        ConfigError: if the URI is not a store's, if it is a file that was moved or copied, or if MLflow would reject
+            the name of the experiment, the registered model or its alias.
     """
     if tracking.name == "none":
         return tracking
@@ -61,14 +62,14 @@ def resolve_store(tracking: Tracking) -> Tracking:
 
 
 def translate_address(uri: str) -> str:
-    """Returns the address that is meant by that of a store without a scheme, or ""."""
+    """Completes an address without a scheme, such as `host:5000` or `runs.db`; "" for any other address."""
     if re.fullmatch(r"[\w.-]+:\d+/?", uri):
         return f"http://{uri}"
     return f"sqlite:///{uri}" if re.fullmatch(r"[^:]+\.(db|sqlite3?)", uri) else ""
 
 
 def check_registered_name(tracking: Tracking) -> None:
-    """Raises ConfigError for a registered model's name or alias that MLflow would reject at the end of the run."""
+    """Raises ConfigError for a registered model's name or alias that MLflow would reject, at the end of the run."""
     name = tracking.register_as
     alias = tracking.alias
     if name is not None:
@@ -82,7 +83,7 @@ def check_registered_name(tracking: Tracking) -> None:
 
 
 def check_experiment_name(name: str) -> None:
-    """Raises ConfigError for a name of an experiment that MLflow would reject when the run begins."""
+    """Raises ConfigError for an experiment's name that MLflow would reject at the start of the run."""
     origin = "tracking.experiment"
     if name == DEFAULT_EXPERIMENT and (variable := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
         origin = "MLFLOW_EXPERIMENT_NAME"
@@ -95,13 +96,13 @@ def check_experiment_name(name: str) -> None:
 
 
 def name_experiments(tracking: Tracking) -> list[str]:
-    """Returns the names and the ids of experiments that the config and the environment name."""
+    """Returns the names and ids of experiments in the config and the environment."""
     variables = os.environ.get("MLFLOW_EXPERIMENT_NAME"), os.environ.get("MLFLOW_EXPERIMENT_ID")
     return [tracking.experiment, *filter(None, variables)]
 
 
 def check_model_name(key: str, name: str) -> None:
-    """Raises ConfigError for a name of a registered model that MLflow would reject; the message begins with a key."""
+    """Raises ConfigError for a registered model's name that MLflow would reject. `key` starts the message."""
     if not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == ".":
         raise ConfigError(f"{key}{name}: expected a name without / : % and quotes, such as digits-mlp")
     if len(name) > MAX_MODEL_NAME:
@@ -109,14 +110,15 @@ def check_model_name(key: str, name: str) -> None:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """Returns the file of an SQLite store, which need not exist; None for another store."""
+    """Returns the file of an SQLite store, even if it does not exist; None for any other store."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:
-    """Returns an artifact folder next to an SQLite file, as a URI; None if a server chooses the location.
+    """Returns the URI of an artifact folder next to an SQLite file; None for a server, which chooses the location.
 
-    Its name, which a file system limits to 255 bytes, need not be unique: the folders in it are named by random ids.
+    The folder is named after the experiment, cut to 60 characters (file systems allow 255 bytes). Two experiments may
+    share a folder, because the folders in it have random ids.
     """
     file = sqlite_file(uri)
     name = re.sub(r"^\.+|[^\w.-]", "_", experiment)[:60]
@@ -138,13 +140,14 @@ def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:
 
 
 def refuse_other_database(path: Path, word: str) -> None:
-    """Raises ConfigError if a file is no store of MLflow's, which would add its tables to it."""
-    if not path.is_file() or path.stat().st_size == 0 or Path(f"{path}.lock").exists():  # the lock of a migration
+    """Raises ConfigError for a database of another program, to which MLflow would add its tables."""
+    # A lock file shows that MLflow has opened or is creating this store.
+    if not path.is_file() or path.stat().st_size == 0 or Path(f"{path}.lock").exists():
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PROBE_SECONDS)) as store:
             tables = {name for (name,) in store.execute("select name from sqlite_master where type = 'table'")}
-    except sqlite3.OperationalError:  # it is locked, or cannot be read: MLflow says so
+    except sqlite3.OperationalError:  # it is locked or unreadable: MLflow will report that
         return
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"{word}: {path} is no SQLite file ({error}); choose another file") from error
@@ -154,7 +157,7 @@ def refuse_other_database(path: Path, word: str) -> None:
 
 
 def probe_server(uri: str, origin: str) -> None:
-    """Raises StoreUnreachable if the server accepts no TCP connection within `PROBE_SECONDS`."""
+    """Raises StoreUnreachable if the server does not accept a TCP connection within `PROBE_SECONDS`."""
     try:
         parts = urlsplit(uri)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -168,12 +171,12 @@ def probe_server(uri: str, origin: str) -> None:
 
 
 def drop_credentials(uri: str) -> str:
-    """Removes credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
+    """Removes credentials from an address. MLflow reads them from MLFLOW_TRACKING_USERNAME and similar variables."""
     return str(mask_secrets(uri)).replace(f"{MASK}@", "")
 
 
 def format_loading(uri: str, model_uri: str) -> list[str]:
-    """Returns the lines of Python that load a logged model and apply it to its input example."""
+    """Returns lines of Python code that load a logged model and apply it to its input example."""
     return [
         "import mlflow",
         "",
