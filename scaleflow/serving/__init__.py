@@ -1,1 +1,1 @@
-"""The code that travels in each logged model. It needs TensorFlow, MLflow, numpy, pandas and pyarrow."""
+"""The code that is copied into each logged model. It needs TensorFlow, MLflow, NumPy, pandas and pyarrow."""

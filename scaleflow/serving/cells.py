@@ -1,7 +1,7 @@
-"""The cells of tables, files, data frames and JSON become what models take: numbers, texts, dates as they are written.
+"""Converts the cells of tables, files, data frames and JSON to a model's inputs: numbers, texts and dates.
 
-Training, `scaleflow predict` and the served model read a column with the same `ColumnReader`. What the preprocessing
-learned, such as means and vocabularies, is in the saved model itself.
+Training, `scaleflow predict` and the served model read a column with the same `ColumnReader`. The learned state of the
+preprocessing, such as means and vocabularies, is part of the saved model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow
 from pyarrow import compute, types
 
-#: What a column can be taken for, as it is called in the note.
+#: The kinds of columns, as messages call them.
 NUMBER = "numbers"
 CATEGORY = "categories"
 TEXT = "texts"
@@ -39,7 +39,7 @@ IS_DATE += r"([ T]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\
 #: A date with a time zone.
 HAS_ZONE = r"[ T].*(Z|[+-]\d\d(:?\d\d)?)$"
 
-#: What a separator of thousands is also written as.
+#: Separator of thousands -> pattern of its variants.
 SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ",": ",", ".": r"\."}
 
 #: Signs and codes of currencies.
@@ -47,7 +47,7 @@ MARKS = r"R?\$|[\u00a2-\u00a5\u20a0-\u20cf]|z\u0142|K\u010d|(?:kr|Rs|\u0440\u044
 MARKS += "|USD|EUR|GBP|CHF|JPY|CNY|INR|RUB|BRL|SEK|NOK|DKK|PLN|CZK|HUF"
 MINUS = ("-", "\u2212")
 
-#: The code of a currency by its sign. A sign that several currencies share, such as `$` or `kr`, stays a sign.
+#: Currency sign -> code. Signs that several currencies share, such as `$` or `kr`, have no code.
 CODES_OF_SIGNS = {"€": "EUR", "£": "GBP", "₹": "INR", "₽": "RUB", "\u0440\u0443\u0431": "RUB", "R$": "BRL"}
 CODES_OF_SIGNS |= {"z\u0142": "PLN", "K\u010d": "CZK"}
 
@@ -55,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 
 def match_number(decimal: str, thousands: str) -> re.Pattern[str]:
-    """Returns the pattern of numbers such as `(1.163,74 €)`; one with leading zeros, such as `007`, is a code."""
+    """Returns a pattern of numbers such as `(1.163,74 €)`. It rejects leading zeros: `007` is a code, not a number."""
     grouped = rf"[1-9]\d{{0,2}}(?:{SEPARATORS[thousands]}\d{{3}})+|" if thousands else ""
     grouped += r"[1-9]\d?(?:,\d\d)+,\d{3}|" if thousands == "," else ""  # 12,34,567 as in India
     part = rf"(?:{re.escape(decimal)}(?P<part>\d*))?(?P<power>[eE][+-]?\d{{1,3}})?"
@@ -66,9 +66,9 @@ def match_number(decimal: str, thousands: str) -> re.Pattern[str]:
 
 
 def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
-    """Returns a number as Python writes it, and its unit, "" if it has none; None if the text does not match.
+    """Parses a number. Returns (the number in Python's notation, its unit or ""), or None if the text does not match.
 
-    `12.5%` is 12.5 with the unit `%`. `€` and `EUR` are one unit.
+    `12.5%` is 12.5 with the unit `%`. `€` and `EUR` are the same unit.
     """
     if (found := pattern.fullmatch(text)) is None:
         return None
@@ -81,20 +81,20 @@ def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
 
 
 def rewrite_number(text: str, pattern: re.Pattern[str]) -> str | None:
-    """Returns a number as Python writes it; None if the text does not match."""
+    """Converts a number to Python's notation; None if the text does not match."""
     parsed = parse_number(text, pattern)
     return None if parsed is None else parsed[0]
 
 
 def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[str | None]:
-    """Returns cells of a column in the form that models take. Others, and missing ones, stay as they are.
+    """Rewrites numbers in Python's notation, or dates in ISO form. Missing and other cells stay as they are.
 
-    A number with another unit than `form["unit"]` becomes a missing one: see `ColumnReader.count_other_units`.
+    A number with another unit than `form["unit"]` becomes missing: see `ColumnReader.count_other_units`.
 
     Args:
-        cells: the different values of a column.
+        cells: the distinct values of a column.
         form: `{"decimal": ",", "thousands": ".", "unit": "EUR"}`, or `{"dates": "%d.%m.%Y"}`. The unit is "" if the
-            numbers of the column had none.
+            numbers of the column had no unit in training.
     """
     given = list(cells)
     if "dates" in form:
@@ -105,7 +105,10 @@ def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[
 
 
 def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str) -> str | None:
-    """Returns a cell as `rewrite_cells` does. A unit is text if the numbers of the column have none."""
+    """Rewrites one cell for `rewrite_cells`.
+
+    If the column has no unit, a number with a unit stays text. If the column has another unit, it becomes None.
+    """
     parsed = parse_number(cell, pattern)
     if parsed is None:
         return cell
@@ -115,7 +118,7 @@ def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str) -> str | None:
 
 
 def count_units(column: Any, form: Mapping[str, str]) -> Counter[str]:
-    """Counts the numbers of a clean column of strings by their unit; "" for those without one."""
+    """Counts the numbers in a clean column of strings by unit. Numbers without a unit count as ""."""
     pattern = match_number(form["decimal"], form["thousands"])
     counts: Counter[str] = Counter()
     for entry in column.value_counts().to_pylist():
@@ -126,15 +129,15 @@ def count_units(column: Any, form: Mapping[str, str]) -> Counter[str]:
 
 
 def describe_units(units: Mapping[str, int]) -> str:
-    """Returns the most frequent units and their numbers of values, such as `EUR (12), GBP (3)`."""
+    """Formats the five most frequent units with their counts, such as `EUR (12), GBP (3)`."""
     most = Counter(units).most_common(5)
     return ", ".join(f"{unit or 'none'} ({count:,})" for unit, count in most) + (", ..." if len(units) > 5 else "")
 
 
 def parse_date_cells(cells: Sequence[str | None], form: str) -> list[str | None]:
-    """Returns dates such as `2024-01-31T23:59:59` in UTC; None for a cell that has another form than this one.
+    """Converts dates to the form `2024-01-31T23:59:59`, in UTC. A cell that does not match `form` becomes None.
 
-    Raises ValueError or `re.error` if it is no form of Python's `strptime`.
+    Raises ValueError or `re.error` if `form` is not a format of Python's `strptime`.
     """
     dates = pd.to_datetime(pd.Series(cells, dtype=object), format=form, errors="coerce", utc=True)
     texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S")
@@ -147,22 +150,22 @@ def is_numeric(column: Any) -> bool:
 
 
 def is_missing(column: Any) -> Array:
-    """Returns which values are null or NaN: [n] bool."""
+    """Returns True for each null or NaN, [n] bool."""
     missing: Array = compute.is_null(column, nan_is_null=True).to_numpy()
     return missing
 
 
 def strip_plus(text: Any) -> Any:
-    """Removes the sign that pyarrow does not read."""
-    if not compute.any(compute.starts_with(text, "+")).as_py():  # a tenth of the time
+    """Removes a leading `+` from numbers, because pyarrow does not read it."""
+    if not compute.any(compute.starts_with(text, "+")).as_py():  # takes a tenth of the time of the replacement
         return text
     return compute.replace_substring_regex(text, r"^\+([0-9.])", r"\1")
 
 
 def to_numbers(column: Any) -> tuple[Array, Array]:
-    """Converts a column to float64 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
+    """Converts a column to float64 [n], with NaN for missing values. Also returns which values are bad, [n] bool.
 
-    A boolean is 1 or 0, also as a word of a CSV file.
+    Bad values are infinite or not numbers. A boolean becomes 1 or 0, also if it is the text `true` or `false`.
     """
     is_bad = np.zeros(len(column), bool)
     if types.is_string(column.type):
@@ -181,7 +184,7 @@ def to_numbers(column: Any) -> tuple[Array, Array]:
 
 
 def to_strings(column: Any) -> Any:
-    """Converts a column to strings, as Python writes the values; "" if missing."""
+    """Converts a column to strings in Python's notation (`True`, `1.0`). Missing values become ""."""
     if types.is_boolean(column.type):
         column = compute.if_else(column, "True", "False")
     elif types.is_timestamp(column.type):
@@ -194,9 +197,9 @@ def to_strings(column: Any) -> Any:
 
 
 def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n], "" if missing. All values can be used.
+    """Converts a column to `str` objects [n], with "" for missing values. No value is bad: the second result is False.
 
-    A word that is written in another way than the `known` one, such as `1.0` for `1`, becomes that.
+    A word that is a variant of a `known` word, such as `1.0` for `1`, becomes the known word.
     """
     texts = to_strings(column)
     codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
@@ -208,15 +211,15 @@ def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
 
 
 def to_dates(column: Any) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n] such as 2024-01-31T23:59:59, "" if missing, and which are no dates."""
+    """Converts a column to `str` objects [n] such as 2024-01-31T23:59:59, "" if missing. Also returns which are bad."""
     if is_numeric(column):  # pyarrow would count microseconds from 1970
         return np.full(len(column), "", object), ~is_missing(column)
     dates = cast_to_dates(column)
     is_bad = np.zeros(len(column), bool)
-    if dates is None:  # the rows that the types were inferred from have dates only, all with a time zone or all without
+    if dates is None:  # a later row is not a date, or only some of the dates have a time zone
         text = compute.replace_substring_regex(compute.cast(column, pyarrow.string()), r"\.\d+", "")
         days = compute.utf8_slice_codeunits(text, 0, 10)
-        parsed = compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True)  # 30 February becomes 1 March
+        parsed = compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True)  # parses 30 February as 1 March
         is_day = compute.equal(compute.strftime(parsed, "%Y-%m-%d"), days)
         is_date = compute.and_(is_day, compute.match_substring_regex(text, IS_DATE))
         has_zone = compute.match_substring_regex(text, HAS_ZONE)
@@ -231,7 +234,7 @@ def to_dates(column: Any) -> tuple[Array, Array]:
 
 
 def cast_to_dates(column: Any) -> Any:
-    """Returns a column as timestamps in UTC, or None if some values are no dates."""
+    """Converts a column to timestamps in UTC; None if some values are not dates, or only some have a time zone."""
     for zone in (None, "UTC"):
         try:
             return compute.cast(compute.cast(column, pyarrow.timestamp("us", zone)), pyarrow.timestamp("us"))
@@ -241,10 +244,10 @@ def cast_to_dates(column: Any) -> Any:
 
 
 def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
-    """Returns the index among the `known` names of each name; None for a name that is not known.
+    """Returns the index of each name in `known`; None for an unknown name.
 
-    A number may be written in another way (`1.0` for `1`), and so may `true` and `false`, if only one known name has
-    that value.
+    Variants match as well: another notation of a number (`1.0` for `1`), and `true` and `false` in upper case. They
+    match only if a single known name has that value.
     """
     exact = {name: index for index, name in enumerate(known)}
     counts = Counter(map(normalise_name, known))
@@ -255,27 +258,27 @@ def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
 
 
 def normalise_name(name: str) -> Decimal | str:
-    """Returns a number with all its digits, `true` and `false` in lower case, another name unchanged."""
+    """Returns a value that is equal for all variants of a name: a Decimal for a number, lower case for true and false."""
     if re.match(IS_NUMBER, name):
-        return Decimal(name)  # floats would make ids of 17 digits equal
+        return Decimal(name)  # as floats, different ids of 17 digits could be equal
     return name.lower() if name.lower() in ("true", "false") else name
 
 
-#: What a value of a column is expected to be, by what the column is taken for.
+#: Kind of a column -> its expected values, for messages.
 EXPECTED = {NUMBER: "a finite number", CATEGORY: "a word", TEXT: "a text", DATE: "a date"}
 
 
 @dataclass(frozen=True)
 class ColumnReader:
-    """Reads the cells of one column, in training as in `predict` and in the served model.
+    """Reads the cells of one column. Training, `predict` and the served model use it in the same way.
 
-    `clean`, `rewrite` and `to_array` are the steps of `convert`. Training learns from the results of the first two.
+    `convert` calls `clean`, `rewrite` and `to_array`. Training learns from the results of `clean` and `rewrite`.
     """
 
-    kind: str | None = None  # what training took the column for; None: it is not known
-    missing: Sequence[str] | None = None  # words that mean a missing value; None: text is taken as it is
-    written: Mapping[str, str] | None = None  # how its numbers or dates are written, see `rewrite_cells`
-    known: Sequence[str] = ()  # the words of a category that training had
+    kind: str | None = None  # the column's kind in training; None: unknown
+    missing: Sequence[str] | None = None  # words that mean a missing value; None: see `convert` and `clean`
+    written: Mapping[str, str] | None = None  # the form of its numbers or dates, see `rewrite_cells`
+    known: Sequence[str] = ()  # the categories in training
 
     @property
     def has_unit(self) -> bool:
@@ -283,9 +286,10 @@ class ColumnReader:
         return self.kind == NUMBER and bool((self.written or {}).get("unit"))
 
     def convert(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
-        """Converts a column of pyarrow to an array, texts to objects.
+        """Converts a pyarrow column to an array. Texts become objects.
 
-        Returns also which of the values cannot be converted, [n] bool, and what is expected.
+        Also returns which values are bad, that is, cannot be converted, [n] bool, and the expected values in words.
+        Without a known kind and words for missing values, text stays as it is.
         """
         takes_any_text = self.kind is None and self.missing is None and dtype.kind == "O"
         if not takes_any_text:
@@ -293,7 +297,7 @@ class ColumnReader:
         return self.to_array(column, dtype)
 
     def clean(self, column: Any) -> Any:
-        """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
+        """Removes pyarrow's encodings from a column. Text becomes a trimmed `string`, or null if it means missing."""
         if types.is_dictionary(column.type):
             column = compute.cast(column, column.type.value_type)
         is_text = (
@@ -307,7 +311,7 @@ class ColumnReader:
         return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
 
     def rewrite(self, column: Any) -> Any:
-        """Returns a clean column of strings with its numbers or dates in the one form; others stay as they are."""
+        """Rewrites numbers or dates in a clean column of strings with `rewrite_cells`. Other columns stay unchanged."""
         if self.written is None or not types.is_string(column.type):
             return column
         codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
@@ -315,7 +319,7 @@ class ColumnReader:
         return pyarrow.chunked_array([words.take(codes.indices)])
 
     def to_array(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
-        """Converts a column that `rewrite` returns, as `convert` does."""
+        """Converts the result of `rewrite` to an array. Returns the same as `convert`."""
         if self.kind in (CATEGORY, TEXT):
             return *to_texts(column, self.known), EXPECTED[self.kind]
         is_date = types.is_timestamp(column.type) or types.is_date(column.type)
@@ -326,10 +330,10 @@ class ColumnReader:
         return fit_numbers(*read_numbers(column, dtype), dtype)
 
     def count_other_units(self, column: Any) -> Counter[str]:
-        """Counts the numbers of a clean column whose unit training did not have, by their unit.
+        """Counts the numbers in a clean column whose unit differs from the column's unit in training, by unit.
 
-        They become missing numbers: a number of another currency or unit says nothing about the one that the column
-        had. A number without a unit has the one of the column.
+        `rewrite` turns these numbers into missing values, because it cannot convert currencies or units. A number
+        without a unit counts as one in the column's unit.
         """
         counts: Counter[str] = Counter()
         if self.written is None or not self.written.get("unit") or not types.is_string(column.type):
@@ -341,24 +345,24 @@ class ColumnReader:
 
 
 def make_readers(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, ColumnReader]:
-    """Returns the readers of the columns that are inputs; none if the source describes its reading otherwise.
+    """Returns the readers of table columns by name; {} if the source of the run was not a table.
 
     Args:
-        reading: how its source read its files, as the record of the run says.
-        words: what the preprocessing of each input learned.
+        reading: how the source read its files, from the run's learned state.
+        words: the learned state of each input's preprocessing.
     """
     kinds, written = (each if isinstance(each, dict) else {} for each in map(reading.get, ("columns", "forms")))
     missing = reading.get("missing")
     readers: dict[str, ColumnReader] = {}
     for name, kind in kinds.items():
-        if kind in [*EXPECTED]:  # it may be of any type
+        if kind in [*EXPECTED]:  # a list, because `kind` may be of any type, even one without a hash
             known = words.get(name, ()) if kind == CATEGORY else ()
             readers[name] = ColumnReader(kind, missing, written.get(name), known)
     return readers
 
 
 def read_numbers(column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Returns numbers, whole ones with all their digits, and which cannot be converted."""
+    """Converts a column to numbers, for integer inputs without loss of digits. Also returns which are bad, [n] bool."""
     if dtype.kind in "iu":
         with contextlib.suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
             whole = compute.cast(column, "int64")
@@ -367,7 +371,7 @@ def read_numbers(column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
 
 
 def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
-    """Converts numbers to the type of an input, and returns which are bad, also by their size, and what is expected."""
+    """Converts numbers to an input's dtype. Also returns which are bad, with overflow, and the expected values."""
     is_float = numbers.dtype.kind == "f"
     if is_float and dtype.kind in "biu":
         is_bad = is_bad | np.isnan(numbers)
@@ -382,7 +386,7 @@ def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Ar
 
 
 def gather_cells(values: Array) -> Any:
-    """Returns values [n] of any type as a column of pyarrow: as texts, if they have several types."""
+    """Converts values [n] of any type to a pyarrow column, as text if they have several types."""
     tests = (types.is_string, types.is_timestamp, types.is_date, types.is_null)
     with contextlib.suppress(pyarrow.ArrowException, OverflowError):
         column = pyarrow.chunked_array([pyarrow.array(values, from_pandas=True)])
@@ -392,7 +396,7 @@ def gather_cells(values: Array) -> Any:
 
 
 def write_cell(value: Any) -> str | None:
-    """Returns a cell as text; None if it is missing."""
+    """Formats a cell as text; None if it is missing."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if pd.isna(value):
@@ -404,5 +408,5 @@ def write_cell(value: Any) -> str | None:
 
 
 def decode_text(value: Any) -> str:
-    """Returns a text, which may be `bytes` or missing."""
+    """Converts a text to `str`. It may be `bytes`, or None, which becomes ""."""
     return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)

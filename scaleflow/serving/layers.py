@@ -1,4 +1,4 @@
-"""What a layer of a trained Keras model returns for the model's inputs."""
+"""Finds a layer of a trained Keras model by name, and computes its result for the model's inputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-#: The most layers that a message names.
+#: A message names at most this number of layers.
 MAX_NAMED = 20
 
 
 def walk_named_layers(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the layers of a Keras model that compute, by their paths: `mlp`, `mlp/dense_1`."""
+    """Yields (path, layer) for each layer of a Keras model except inputs: `mlp`, `mlp/dense_1`."""
     for layer in getattr(model, "layers", ()):
         if type(layer).__name__ != "InputLayer":
             yield prefix + layer.name, layer
@@ -21,7 +21,10 @@ def walk_named_layers(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def choose_layer(model: Any, name: str) -> Any:
-    """Returns the layer with a path, or an end of one. Raises ValueError, which lists the most similar ones first."""
+    """Returns the layer with this path or last part of a path.
+
+    Raises ValueError if there is no such layer, or several. The message lists the most similar layers first.
+    """
     layers = dict(walk_named_layers(model))
     found = [name] if name in layers else [path for path in layers if path.endswith(f"/{name}")]
     if len(found) == 1:
@@ -39,9 +42,9 @@ def choose_layer(model: Any, name: str) -> Any:
 
 
 def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
-    """Returns the outputs of a model, and what its layer returns at its last call, [batch, ...] float32.
+    """Returns the outputs of a model, and the result of a layer's last call, [batch, ...] float32.
 
-    Raises ValueError if that is no tensor of numbers with a row for each example.
+    Raises ValueError if the layer's result is not a tensor of numbers with a row for each example.
     """
     call = layer.call
     found = list[Any]()
@@ -50,7 +53,7 @@ def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
         found.append(call(*arguments, **options))
         return found[-1]
 
-    layer.call = keep  # whatever kind of model calls it
+    layer.call = keep  # works for every kind of model
     try:
         outputs = model(inputs, training=False)
     finally:
@@ -67,6 +70,6 @@ def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
 
 
 def read_specs(endpoint: Any) -> Any:
-    """Returns the specs of the argument of an endpoint: one, or a dict of them."""
+    """Returns the `tf.TensorSpec` of an endpoint's argument, or a dict of them."""
     ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
     return specs

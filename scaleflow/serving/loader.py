@@ -24,25 +24,25 @@ from scaleflow.serving.reasons import LAYER, Explainer
 
 logger = logging.getLogger(__name__)
 
-#: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
+#: Values of the inference parameter `output`. It can also be `LAYER` with the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
 
-#: Reads the cells of a model whose run read no table.
+#: The reader for a model that was not trained on a table.
 PLAIN = ColumnReader()
 
-#: How files of JPEG, PNG, BMP and GIF begin.
+#: First bytes of JPEG, PNG, BMP and GIF files.
 MAGIC = (b"\xff\xd8", b"\x89PNG", b"BM", b"GIF8")
 
 Array = np.ndarray[Any, Any]
 
 
 class SavedModel:
-    """Implements `mlflow.pyfunc`'s predict with a SavedModel.
+    """Implements `predict` for `mlflow.pyfunc` with a SavedModel.
 
     Args:
-        folder: of the SavedModel.
-        learned: what the run learned from its data, as its record says: what the outputs mean, which columns of a table
-            are what, the words for a missing value.
+        folder: the folder of the SavedModel.
+        learned: the learned state of the run: the meaning of the outputs, the kinds of a table's columns, the words for
+            missing values.
     """
 
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
@@ -59,22 +59,24 @@ class SavedModel:
         self._specs = name_specs(self._nested) | self._pictures
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """Returns a DataFrame of the predictions, with a row for each example.
+        """Predicts. Returns a DataFrame with a row for each example, or arrays for some values of `output`.
 
         Args:
             model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with one row per example,
-                whose columns are concatenated in order. For a model of several inputs: a dict of arrays or a DataFrame
-                with a column for each input, by name; the name of an input in a nested dict is its keys joined with
-                `/`. Numbers may be given as text, and missing ones are NaN. For text, numbers become text, dates
-                become 2024-01-31T23:59:59, and missing values become empty strings. A picture is the bytes of its file.
-            params: `output`: `prediction` (the default) returns the columns that `scaleflow predict` writes;
-                `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
-                logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output; `explain`
-                the columns of `scaleflow predict --explain`: what each column of a table contributes; `layer:NAME` what
-                a layer of the Keras model returns, [batch, ...] float32.
+                whose columns are concatenated in order. For a model with several inputs: a dict of arrays, or a
+                DataFrame with a column for each input. The name of an input in a nested dict joins its keys with `/`.
+                Numbers may be text, and a missing number is NaN. In a text input, numbers become text, dates become
+                2024-01-31T23:59:59, and missing values become "". A picture is the bytes of its file.
+            params: `output` selects the result:
+                `prediction` (default): the columns that `scaleflow predict` writes;
+                `probabilities`: the probability of every class;
+                `logits`: the model's outputs (logits or values) as an array [batch, ...] float32, or a dict of arrays
+                by output name;
+                `explain`: the columns of `scaleflow predict --explain`, such as the contribution of each table column;
+                `layer:NAME`: the result of a layer of the Keras model, an array [batch, ...] float32.
 
-        Raises MlflowException if a value cannot be converted, naming its column, and its row counted from 0, or if the
-        model has no outputs of this kind.
+        Raises MlflowException if a value cannot be converted (the message has its column, and its row counted from 0),
+        or if the model has no outputs of this kind.
         """
         output = (params or {}).get("output", PREDICTION)
         if output not in OUTPUTS and not output.startswith(LAYER):
@@ -97,13 +99,13 @@ class SavedModel:
         return values if output == LOGITS else self._answer(values, output)
 
     def _to_tensor(self, name: str, spec: tf.TensorSpec, given: Any) -> tf.Tensor:
-        """Returns an input, read as in training; a picture is the bytes of its file."""
+        """Converts an input to a tensor as in training. A picture stays the bytes of its file."""
         if name in self._pictures:
             return tf.constant([to_picture(each) for each in read_values(given).ravel()], tf.string)
         return to_tensor(spec, given, name, reader=self._readers.get(name, PLAIN))
 
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
-        """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
+        """Returns predictions or probabilities. If a column has a value for each position, its cells are arrays."""
         named = values if isinstance(values, dict) else {"": values}
         make = make_prediction_columns if output == PREDICTION else make_probability_columns
         columns = make(self._outputs, named)
@@ -114,7 +116,7 @@ class SavedModel:
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
 
     def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
-        """Returns why rows, in which pictures are arrays, have their predictions; see `Explainer`."""
+        """Explains the predictions of rows (see `Explainer`). Pictures in the rows are decoded arrays."""
         specs = name_specs(self._nested)
         inputs = {name: (spec.shape[1:].as_list(), spec.dtype.as_numpy_dtype) for name, spec in specs.items()}
         try:
@@ -136,7 +138,7 @@ class SavedModel:
         return tf.keras.models.load_model(self._keras_file, compile=False, safe_mode=True)
 
     def _read_layer(self, output: str, inputs: Any) -> Array:
-        """Returns what a layer of the Keras model returns, which the SavedModel does not have as such."""
+        """Computes the result of a layer. Loads the Keras model for this, since a SavedModel has no layers."""
         try:
             layer = choose_layer(self._keras_model, output.removeprefix(LAYER))
             return np.asarray(compute_layer(self._keras_model, layer, inputs)[1])
@@ -148,7 +150,7 @@ class SavedModel:
         return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))
 
     def _read_pictures(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the inputs with arrays in place of encoded pictures."""
+        """Decodes the pictures among the inputs to arrays."""
         if self._decode is None:
             return inputs
         decoded = self._decode(inputs[""] if "" in self._pictures else {name: inputs[name] for name in self._pictures})
@@ -162,7 +164,7 @@ class SavedModel:
         return False
 
     def _explain(self, inputs: dict[str, tf.Tensor], reason: str) -> str:
-        """Returns the first row, and its inputs, that the model fails with, such as a text that is no date."""
+        """Finds the first row that makes the model fail, by bisection. Returns a message with its text inputs."""
         first = 0
         end = len(next(iter(inputs.values())))
         while end - first > 1:
@@ -183,7 +185,7 @@ class SavedModel:
 
 
 def to_picture(value: Any) -> bytes:
-    """Returns the bytes of a picture's file, which may be base64: MLflow decodes it in some forms of JSON only."""
+    """Returns the bytes of a picture's file. Decodes base64, which MLflow does only for some forms of JSON."""
     content = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b""
     if content.startswith(MAGIC):
         return content
@@ -198,7 +200,7 @@ def join_text(texts: tf.Tensor) -> str:
 
 
 def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the inputs by name; a single one without a name has the name ""."""
+    """Flattens nested specs to a dict by name. A single spec without a name has the name ""."""
     if not isinstance(specs, dict):
         return {name: specs}
     start = f"{name}/" if name else ""
@@ -214,7 +216,10 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
 
 
 def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader = PLAIN) -> tf.Tensor:
-    """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
+    """Converts an array, lists, a column or a table to a tensor [batch, ...].
+
+    Raises MlflowException with the row and column of a value that cannot be converted. `name` is the input's name.
+    """
     size = math.prod(spec.shape[1:])
     rows = len(given)
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
@@ -242,13 +247,13 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader =
 
 
 def name_value(given: Any, index: int) -> str:
-    """Returns the name of a value of each row: that of its column in a table, else its index."""
+    """Returns a name for a value of a row: its column in a table, or else its index."""
     columns = getattr(given, "columns", ())
     return str(columns[index]) if index < len(columns) else f"value {index}"
 
 
 def read_values(given: Any) -> Array:
-    """Returns an array. A column or table with pandas's or pyarrow's types and missing values becomes objects."""
+    """Converts a column, table or lists to an array. pandas or pyarrow types with missing values become objects."""
     plain = getattr(getattr(given, "dtype", None), "numpy_dtype", None)
     if plain is not None and np.dtype(plain).kind in "biuf" and not given.isna().any():
         return np.asarray(given.to_numpy(plain))
@@ -261,7 +266,10 @@ def read_values(given: Any) -> Array:
 
 
 def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
-    """Returns the values of all rows, [rows * size]; a cell may be a (nested) list. Refuses a row of another size."""
+    """Flattens the values of all rows to [rows * size]. Cells may be (nested) lists.
+
+    Raises MlflowException if a row has another size.
+    """
     if values.dtype == object and any(isinstance(cell, list | tuple | np.ndarray) for cell in values.flat):
         parts = [np.ravel(np.array(row.tolist() if isinstance(row, np.ndarray) else row, object)) for row in values]
         lengths = [len(part) for part in parts]

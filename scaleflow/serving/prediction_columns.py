@@ -1,4 +1,4 @@
-"""What the outputs of a model mean in the user's terms: classes, probabilities, values in their unit. numpy only."""
+"""Converts a model's outputs to the user's terms: classes, probabilities, values in their unit. Needs only NumPy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:  # at run time also a namespace: what the record of a logged model says of an output
+if TYPE_CHECKING:  # at run time it may also be a namespace that was read from the record of a logged model
     from scaleflow.interfaces import Outputs
 
-#: The most classes that get a column each, unless the user asks for them.
+#: With more classes, there is no column for each class unless the user asks for all of them.
 MAX_PROBABILITIES = 20
 
 Array = np.ndarray[Any, Any]
@@ -20,14 +20,17 @@ Array = np.ndarray[Any, Any]
 def make_prediction_columns(
     outputs: Mapping[str, Outputs], values: Mapping[str, Array], has_all: bool = False
 ) -> dict[str, Array]:
-    """Converts outputs [rows, ...] by name to columns by name: [rows], or [rows, ...] with a value for each position.
+    """Converts outputs [rows, ...] to columns by name: [rows], or [rows, ...] with a value for each position.
 
-    classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class, if these
-    are few or the caller wants all; if it has sets, `prediction_set`, a JSON list of classes. binary: the same for two
-    classes. multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`. regression: `prediction`, or
-    `prediction_NAME` for several values; if they have intervals, also their ends, `prediction_low` and
-    `prediction_high`; if they are quantiles, these, such as `prediction_q10`, of which the prediction is the median.
-    A class without a name is its number, counted from 0. With several outputs, names begin with that of the output.
+    - classification and binary: `prediction`, the class, and `probability`, its probability. If the output has
+      prediction sets, `prediction_set`, a JSON list of classes. With at most `MAX_PROBABILITIES` classes, or with
+      `has_all`, also `probability_CLASS` for each class.
+    - multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`.
+    - regression: `prediction`, or `prediction_NAME` for several values. With intervals also `prediction_low` and
+      `prediction_high`. With quantiles also these, such as `prediction_q10`; `prediction` is the median.
+
+    A class without a name is its number, counted from 0. With several outputs, column names start with the output's
+    name.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
@@ -42,7 +45,7 @@ def make_prediction_columns(
             best = choose_classes(described, chances)
             names = described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
-            if names is not None:  # outputs that are not finite say no class
+            if names is not None:  # outputs that are not finite predict no class
                 found["prediction"][find_not_finite(described, values[name])] = None
             found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
             if described.set_threshold is not None:
@@ -57,8 +60,10 @@ def make_prediction_columns(
 
 
 def make_probability_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Array]) -> dict[str, Array]:
-    """Converts outputs to the probability of every class or label: `probability_CLASS`, or `probabilities` [rows, ...,
-    classes] with one for each position. Outputs that are no probabilities have no columns.
+    """Converts outputs to the probability of every class or label.
+
+    The columns are `probability_CLASS` [rows], or `probabilities` [rows, ..., classes] if there are several positions.
+    Regression outputs give no columns.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
@@ -71,7 +76,7 @@ def make_probability_columns(outputs: Mapping[str, Outputs], values: Mapping[str
 
 
 def make_logit_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Array]) -> dict[str, Array]:
-    """Converts outputs to `logit_CLASS`, or `logit`. Outputs that are no logits have no columns."""
+    """Converts outputs to columns `logit_CLASS` or `logit`. Regression outputs give no columns."""
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
         if described.kind in ("classification", "binary", "multi_label"):
@@ -81,11 +86,12 @@ def make_logit_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Arra
 
 
 def find_not_finite(described: Outputs, values: Array) -> Array:
-    """Returns which outputs [rows, ...] of classes or labels are no answer: NaN, or not finite.
+    """Returns True where outputs [rows, ...] of classes or labels are NaN or infinite.
+
+    Classes may have the logit -inf, as long as the largest logit is finite.
 
     Returns:
-        [rows] of one class for each example, [rows, ...] of one for each position, or of labels. A class may have the
-        logit -inf, if another one has a finite logit.
+        [rows] for one class per example, [rows, ...] for one class per position, or for labels.
     """
     if described.kind == "classification":
         return np.asarray(np.isnan(values).any(axis=-1) | ~np.isfinite(values.max(axis=-1)))
@@ -94,20 +100,20 @@ def find_not_finite(described: Outputs, values: Array) -> Array:
 
 
 def choose_classes(described: Outputs, chances: Array) -> Array:
-    """Returns the predicted classes, [rows, ...] int64: the likeliest ones, or what the threshold says."""
+    """Returns the predicted classes [rows, ...] int64: by `Outputs.threshold` if it is set, else the most probable ones."""
     is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
     return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
 
 
 def find_sets(described: Outputs, chances: Array) -> Array:
-    """Returns which classes are in the set of each example, [rows, classes] bool; the predicted one always is."""
+    """Returns the prediction set of each example, [rows, classes] bool. It always has the predicted class."""
     is_inside = chances >= np.float32(described.set_threshold)
     is_inside[np.arange(len(chances)), choose_classes(described, chances)] = True
     return np.asarray(is_inside)
 
 
 def write_sets(is_inside: Array, names: Sequence[str] | None) -> Array:
-    """Returns sets of classes [rows, classes] bool as JSON lists of their names, or numbers, [rows] of texts."""
+    """Converts sets of classes [rows, classes] bool to JSON lists of names or numbers, texts [rows]."""
     words, (distinct, places) = (
         quote_classes(names, is_inside.shape[1]),
         np.unique(is_inside, axis=0, return_inverse=True),
@@ -117,17 +123,23 @@ def write_sets(is_inside: Array, names: Sequence[str] | None) -> Array:
 
 
 def quote_classes(names: Sequence[str] | None, count: int) -> list[str]:
-    """Returns the names of classes, or their numbers, as JSON writes them."""
+    """Returns the names of classes, or else their numbers, in JSON notation."""
     return [json.dumps(each, ensure_ascii=False) for each in names or range(count)]
 
 
 def take_prediction(described: Outputs, values: Any) -> Any:
-    """Returns what is predicted of values, arrays or tensors: the medians [rows, n] of quantiles [rows, n, levels]."""
+    """Returns the predicted values: the medians [rows, n] of quantiles [rows, n, levels], or the values as they are.
+
+    `values` is an array or a tensor.
+    """
     return values if described.levels is None else values[..., list(described.levels).index(0.5)]
 
 
 def bound_values(described: Outputs, values: Any) -> dict[str, Any]:
-    """Returns quantiles, or the ends of intervals of values, arrays or tensors, by name; empty if there are none."""
+    """Returns quantiles (`q10`) or the ends of intervals (`low`, `high`) by name; {} for an output with neither.
+
+    `values` is an array or a tensor.
+    """
     if described.levels is not None:
         return {f"q{level * 100:.10g}": values[..., n] for n, level in enumerate(described.levels)}
     if described.margins is None:
@@ -138,12 +150,12 @@ def bound_values(described: Outputs, values: Any) -> dict[str, Any]:
 
 
 def is_one_of_several(described: Outputs) -> bool:
-    """Returns whether the output says one class, of two or of several, for each example or position."""
+    """Returns whether an output predicts one of two or more classes for each example or position."""
     return described.kind == "classification" or (described.kind == "binary" and described.shape in ((), (1,)))
 
 
 def compute_probabilities(described: Outputs, values: Array) -> Array | None:
-    """Converts logits to probabilities [rows, ..., classes], or [rows, labels], float32; None if they are no logits."""
+    """Converts logits to probabilities [rows, ..., classes] or [rows, labels], float32; None for regression."""
     if described.kind == "classification":
         return compute_softmax(values)
     if described.kind not in ("binary", "multi_label"):
@@ -156,21 +168,21 @@ def compute_probabilities(described: Outputs, values: Array) -> Array | None:
 
 
 def compute_softmax(values: Array) -> Array:
-    """Computes probabilities over the last axis, float32."""
-    with np.errstate(invalid="ignore"):  # of inf
+    """Computes the softmax over the last axis, float32."""
+    with np.errstate(invalid="ignore"):  # inf - inf
         raised = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
     chances: Array = raised / raised.sum(axis=-1, keepdims=True)
     return chances.astype(np.float32)
 
 
 def compute_sigmoid(values: Array) -> Array:
-    """Computes probabilities, float32."""
+    """Computes the sigmoid of each value, float32."""
     with np.errstate(over="ignore"):
         return (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
 
 
 def divide_columns(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Array]:
-    """Divides values [rows, k] into k columns; those of another shape are one column."""
+    """Divides values [rows, k] into k columns `label_NAME`. Values of another shape become one column `label`."""
     if values.ndim == 2 and values.shape[1] > 1:
         count = values.shape[1]
         return {f"{label}_{names[n] if names else n}": np.ascontiguousarray(values[:, n]) for n in range(count)}

@@ -1,8 +1,8 @@
-"""Why a model predicts what it does: how much each column of a row takes the prediction from that for a typical row.
+"""Explains predictions: how much each column of a row moves the prediction away from a typical row's prediction.
 
-numpy only. These are Shapley values against one reference row (Sundararajan and Najmi 2020, "The many Shapley values
-for model explanation"). Columns may be of any kind, and no gradient is needed. Of a picture or a text it is what the
-prediction loses with each of its parts (occlusion, Zeiler and Fergus 2014).
+The contributions are Shapley values against one reference row (Sundararajan and Najmi 2020, "The many Shapley values
+for model explanation"). They need no gradient, so columns may be of any kind. For a picture or a text, the contribution
+of a part is the decrease of the prediction without it (occlusion, Zeiler and Fergus 2014). Needs only NumPy.
 """
 
 from __future__ import annotations
@@ -25,38 +25,41 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
 
-#: With at most so many orders of the columns all are tried; else `SAMPLED` drawn ones and their reverses.
+#: If the columns have at most ALL_ORDERS orders, all are tried. Otherwise SAMPLED random orders and their reverses are.
 ALL_ORDERS = 24
 SAMPLED = 8
 SEED = 0x5EA50
 
 
-#: Begins the names of the contributions, and the name of the prediction for the typical row: no column can have it.
+#: Prefix of the columns with contributions, and the name of the column with the typical row's prediction. The names
+#: cannot clash.
 REASON = "reason_"
 TYPICAL = "prediction_typical"
 
-#: Begins the key of what a layer returns: an output may have the layer's name.
+#: Prefix of the key for a layer's result, because an output may have the same name as a layer.
 LAYER = "layer:"
 
-#: The column with the effects of the parts of a picture or a text.
+#: The column with the contributions of the parts of a picture or a text.
 PARTS = "reasons"
 
-#: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
+#: Pictures are divided into GRID x GRID parts. In texts, at most MAX_WORDS words are explained.
 GRID = 8
 MAX_WORDS = 40
 
 
 def name_reason(column: str) -> str:
-    """Returns the name of the contribution of a column; of "", that of the prediction for the typical row."""
+    """Returns the name of a column's contribution. For "" it is the name of the typical row's prediction."""
     return f"{REASON}{column}" if column else TYPICAL
 
 
 def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a typical row: the median, or the most frequent category, of each column in training; no text, no date.
+    """Returns a typical row: the median or the most frequent category of each column in training.
+
+    The value of a text or date is "".
 
     Args:
         schema: as in `LearnedState.schema`.
-        dtypes: of the inputs, by name.
+        dtypes: the dtypes of the inputs by name.
     """
     columns = schema.get("columns", {})
     typical = dict[str, Any]()
@@ -68,7 +71,7 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
         else:
             edges = described.get("edges") or []
             counts = np.cumsum(described.get("counts") or [1])
-            starts = [described.get("min", math.nan), *edges]  # of the ranges; the median is in one of them
+            starts = [described.get("min", math.nan), *edges]  # starts of ranges; takes the range with the median
             middle = int(np.searchsorted(counts, counts[-1] / 2, side="right"))
             value = starts[min(middle, len(starts) - 1)] if is_number else ""
         typical[name] = np.array(value, dtype) if is_number else str(value)
@@ -79,16 +82,16 @@ class Explainer:
     """Explains the predictions of a model.
 
     Args:
-        inputs: the shape of each input's rows, and its dtype, by name.
-        outputs: of the model, by name.
+        inputs: the shape of one row and the dtype of each input, by name.
+        outputs: the model's outputs by name.
         schema: as in `LearnedState.schema`.
 
     Attributes:
-        columns: the names of the columns that it returns.
-        cost: how many predictions a row takes, in words.
-        typical: the row of a table that reasons are measured from; empty for a picture or a text.
+        columns: the names of the columns that `explain` returns.
+        cost: the number of predictions per row, in words.
+        typical: the typical row of a table; empty for a picture or a text.
 
-    Raises ValueError, which names the kind of model that is needed, if predictions of this one cannot be explained.
+    Raises ValueError if it cannot explain this kind of model. The message names the kinds that it can explain.
     """
 
     def __init__(
@@ -114,18 +117,18 @@ class Explainer:
         self.cost = f"{count_predictions(len(inputs)):,} predictions for each row"
 
     def make_empty(self) -> dict[str, Array]:
-        """Returns the columns of no rows."""
+        """Returns the columns for zero rows."""
         return {name: np.array([], float if self._occlude is None else object) for name in self.columns}
 
     def explain(
         self, compute: Callable[[Columns], Mapping[str, Array]], rows: Columns, outputs: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Returns columns [n]: numbers, or of parts their effects as JSON.
+        """Returns columns [n]: numbers for a table, JSON with the contributions of all parts for pictures and texts.
 
         Args:
-            compute: returns the outputs of rows by name.
+            compute: inputs by name -> outputs by name.
             rows: the inputs by name.
-            outputs: of these rows.
+            outputs: the outputs of these rows.
         """
         measure = choose_measure(self._described, outputs[self._name])
 
@@ -139,7 +142,7 @@ class Explainer:
 
 
 def choose_occlusion(inputs: Mapping[str, tuple[Sequence[int], Any]], schema: Mapping[str, Any]) -> Any:
-    """Returns the function that explains the one picture or text that a model takes; None if it takes others."""
+    """Returns the function that explains a model's picture or text; None if the model has other or several inputs."""
     ((name, (shape, dtype)), *others) = inputs.items()
     kind = schema.get("columns", {}).get(name, {}).get("kind", "text")
     if others:
@@ -151,12 +154,12 @@ def choose_occlusion(inputs: Mapping[str, tuple[Sequence[int], Any]], schema: Ma
 
 
 def is_picture_shape(shape: Sequence[int]) -> bool:
-    """Returns whether arrays of a shape are pictures that a person can look at."""
+    """Returns whether arrays of this shape are pictures, with sides of at least `GRID` pixels."""
     return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= GRID
 
 
 def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Array:
-    """Returns for each picture a grid of what its parts add to what `compute` returns, as JSON."""
+    """Returns, for each picture, the contributions of a grid of parts as JSON [[contribution, ...], ...]."""
     ((name, pictures),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
     effects = [whole - compute({name: cover_part(pictures, place)}) for place in range(GRID**2)]
@@ -165,7 +168,7 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
 
 
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
-    """Returns for each text its first words and their effects, as JSON [[word, effect], ...]."""
+    """Returns, for each text, its first `MAX_WORDS` words and their contributions as JSON [[word, contribution], ...]."""
     ((name, encoded),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
     texts = [decode_text(each) for each in encoded]
@@ -184,12 +187,12 @@ def to_cells(values: Iterable[Any]) -> Array:
 
 
 def round_effect(value: float) -> float:
-    """Returns a number with six digits, wherever they begin: targets may be as small as 1e-9."""
+    """Rounds to six significant digits, because targets may be as small as 1e-9."""
     return float(f"{value:.6g}")
 
 
 def cover_part(pictures: Array, place: int) -> Array:
-    """Returns pictures [..., h, w, channels] in which a part of a grid, counted from 0, has the mean colour."""
+    """Gives one part of the grid, counted from 0, the mean colour of its picture. Pictures are [..., h, w, channels]."""
     rows, columns = (
         slice(side * n // GRID, side * (n + 1) // GRID)
         for side, n in zip(pictures.shape[-3:-1], divmod(place, GRID), strict=True)
@@ -200,7 +203,7 @@ def cover_part(pictures: Array, place: int) -> Array:
 
 
 def drop_word(text: str, place: int) -> str:
-    """Returns a text without a word, counted from 0, and otherwise as it is; the whole text if it has fewer words."""
+    """Removes one word, counted from 0, from a text. Returns the whole text if it has fewer words."""
     spans = [found.span() for found in re.finditer(r"\S+\s*", text)]
     if place >= len(spans):
         return text
@@ -209,7 +212,7 @@ def drop_word(text: str, place: int) -> str:
 
 
 def list_orders(count: int) -> Sequence[Sequence[int]]:
-    """Returns the orders in which columns are exchanged."""
+    """Returns the orders for replacing the columns of the typical row by those of the explained row."""
     if math.factorial(min(count, 10)) <= ALL_ORDERS:
         return list(itertools.permutations(range(count)))
     random = np.random.default_rng([SEED, count])
@@ -218,21 +221,22 @@ def list_orders(count: int) -> Sequence[Sequence[int]]:
 
 
 def count_predictions(columns: int) -> int:
-    """Returns how many predictions the reasons of a row take."""
+    """Returns the number of predictions for the contributions of one row."""
     return len(list_orders(columns)) * max(0, columns - 1) + 2
 
 
 def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the contribution of each column, [n] float64 by name, and that of the typical row under the name "".
+    """Returns the contribution of each column [n] float64 by name, and the typical row's prediction under "".
 
-    They sum to what `compute` returns for the rows.
+    For each row, all of these sum to its prediction.
 
     Args:
-        compute: returns a number for each row, [n].
+        compute: columns by name -> the prediction to explain, a number for each row [n].
         rows: the columns, [n] each.
+        typical: the typical row.
     """
     names = sorted(rows)
-    count = len(next(iter(rows.values())))  # each door has the columns in its own order
+    count = len(next(iter(rows.values())))
     base = {name: np.full(count, typical[name], values.dtype) for name, values in rows.items()}
     first, last = (np.asarray(compute(each), np.float64) for each in (base, rows))
     orders = list_orders(len(names))
@@ -249,9 +253,10 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
 
 
 def choose_measure(described: Outputs, outputs: Array) -> Callable[[Array], Array]:
-    """Returns the function from outputs [n, ...] to the number that is explained, [n].
+    """Returns a function from outputs [n, ...] to the number to explain, [n].
 
-    The value, the probability of the second of two classes, or that of the class that is predicted for each row.
+    The number is the predicted value, the probability of the second of two classes, or the probability of the class
+    that the row's original outputs predict.
     """
     chances = compute_probabilities(described, outputs)
     if chances is None:

@@ -92,7 +92,7 @@ def copy_serving_code(folder: Path) -> str:
 
 
 def read_example(exported: Path, pictures: Any) -> Any:
-    """Returns the input example: an array, or a dict of arrays by name. With pictures, a DataFrame with file contents."""
+    """Returns the input example: an array, or a dict of arrays by name. With pictures, a DataFrame."""
     single = exported / "input_example.npy"
     if single.is_file():
         example = np.load(single)

@@ -22,7 +22,7 @@ from scaleflow.tracking.store import DESCRIPTION, WRITTEN, compute_digest
 
 @dataclass(frozen=True)
 class CorrectedStore:
-    """The former folders of a store, the number of changed paths, and the number of runs whose files are still there."""
+    """The former folders of a store, the number of changed paths, and the number of runs with files left there."""
 
     roots: Sequence[Path]
     changed: int
