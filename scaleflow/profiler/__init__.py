@@ -1,3 +1,3 @@
-"""Shows where the time of a step goes: workers trace steps, a child process analyzes the trace and writes a summary."""
+"""Shows how a step spends its time. Workers trace steps, and a child process analyzes the trace."""
 
 from scaleflow.profiler.analysis_process import analyze_window

@@ -1,6 +1,6 @@
 """The launcher's part of profiling: runs the analysis of a trace in a child process and collects its files.
 
-The paths of a profile's files are those that TensorBoard expects.
+The files of a profile have the paths that TensorBoard expects.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ def xplane_path(folder: Path, steps: tuple[int, int], worker: str) -> Path:
 
 
 def find_xplanes(folder: Path, steps: tuple[int, int]) -> Sequence[Path]:
-    """Returns the traces of a window: the chief's, then the others in the order of their numbers."""
+    """Returns the traces of a window: the chief's trace first, then the other workers' by their numbers."""
     traces = xplane_path(folder, steps, "x").parent.glob(f"*{SUFFIX}")
 
     def order(path: Path) -> tuple[bool, int, Path]:
@@ -42,22 +42,23 @@ def worker_name(path: Path) -> str:
     return path.name.removesuffix(SUFFIX)
 
 
-#: Limit for the analysis. A trace of a few hundred MiB takes about a minute.
+#: Time limit of the analysis. A trace of a few hundred MiB takes about a minute.
 ANALYSIS_SECONDS = 600.0
 
 INSTALL = "pip install 'scaleflow[profile]'"
 
 
 def is_readable() -> bool:
-    """Returns whether xprof is installed, which reads traces."""
+    """Returns whether xprof is installed, which is needed to read traces."""
     return importlib.util.find_spec("xprof") is not None
 
 
 def analyze_window(event: StepsProfiled, at: int = 0) -> ReportMade:
-    """Analyzes the window of an event, unless a current summary exists. Keeps the trace even if that fails.
+    """Analyzes the traced window of an event, unless an up-to-date summary exists. Keeps the trace if that fails.
 
     Returns:
-        A report on the event at the offset `at`, with a line for the user, and with metrics if the trace was analyzed.
+        A report on the event at offset `at` of the event file. It has a line for the user, and metrics if the analysis
+        succeeded.
     """
     folder = Path(event.folder)
     artifacts = event.artifacts
@@ -80,10 +81,10 @@ def analyze_window(event: StepsProfiled, at: int = 0) -> ReportMade:
 
 
 def is_summary_of(summary: Path, event: StepsProfiled) -> bool:
-    """Returns whether a summary is of the event's window and no older than its traces."""
+    """Returns whether a summary belongs to the event's window and is at least as new as its traces."""
     try:
         contents = json.loads(summary.read_text())
-    except (OSError, ValueError):  # there is none, or its writer died
+    except (OSError, ValueError):  # it does not exist, or its writer died
         return False
     traces = find_xplanes(Path(event.folder), (event.first, event.last))
     is_newer = all(summary.stat().st_mtime >= trace.stat().st_mtime for trace in traces)
@@ -91,7 +92,7 @@ def is_summary_of(summary: Path, event: StepsProfiled) -> bool:
 
 
 def run_analysis(event: StepsProfiled) -> str:
-    """Analyzes a trace in a child process, so that training does not wait. Returns the error, "" if there is none."""
+    """Analyzes a trace in a child process, so that training does not wait. Returns the error, or "" on success."""
     try:
         process = subprocess.run(
             [sys.executable, "-m", "scaleflow.profiler.analyze"],

@@ -79,9 +79,9 @@ def main() -> None:
 
 
 def analyze_profile(event: StepsProfiled, into: Path) -> None:
-    """Writes a trace for Perfetto, a Markdown page, a plot and `summary.json` of a window into a folder.
+    """Analyzes a window and writes a trace for Perfetto, a Markdown page, a plot and `summary.json` to a folder.
 
-    `summary.json` is renamed into place last: if it exists, the analysis is complete.
+    It writes `summary.json` last, with a rename. If this file exists, the analysis is complete.
     """
     into.mkdir(parents=True, exist_ok=True)
     chief, *others = find_xplanes(Path(event.folder), (event.first, event.last))
@@ -106,12 +106,12 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
 
 
 def to_figures(xplane: Path, summary: Summary) -> dict[str, Any]:
-    """Returns the figures that the summary compares between processes."""
+    """Returns the figures of one process for the summary's comparison of processes."""
     return {"name": worker_name(xplane), "step_ms": summary["step_ms"]["p50"], "percent": summary["percent"]}
 
 
 def write_trace(xplane: Path, path: Path) -> Timeline:
-    """Converts an xplane file to Chrome's format for Perfetto; returns the timeline of its steps."""
+    """Converts an xplane file to Chrome's trace format for Perfetto. Returns the timeline of its steps."""
     trace = json.loads(run_xprof_tool(xplane, "trace_viewer"))
     with gzip.open(path, "wt", compresslevel=5, encoding="utf-8") as file:
         json.dump(trace, file)
@@ -119,7 +119,7 @@ def write_trace(xplane: Path, path: Path) -> Timeline:
 
 
 def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
-    """Returns the operations, longest self time first. Leaves out tf.data's iterators, which mostly wait."""
+    """Returns the operations, by descending self time. Leaves out tf.data's iterators, which mostly wait."""
     tables = json.loads(run_xprof_tool(xplane, "framework_op_stats"))
     columns = [column["id"] for column in tables[-1]["cols"]]
     rows = [dict(zip(columns, (cell.get("v") for cell in row["c"]), strict=True)) for row in tables[-1]["rows"]]
@@ -141,7 +141,7 @@ def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
 
 
 def read_peak_memory(xplane: Path) -> dict[str, float]:
-    """Returns the peak of each device allocator in the window, in MiB. Leaves out the CPU's allocators."""
+    """Returns the peak memory of each device allocator in the window, in MiB. Leaves out the CPU's allocators."""
     allocators = json.loads(run_xprof_tool(xplane, "memory_profile")).get("memoryProfilePerAllocator", {})
     summaries = {name: entry.get("profileSummary", {}) for name, entry in allocators.items()}
     peaks = {name: entry.get("peakStats", {}).get("peakBytesInUse") for name, entry in summaries.items()}
@@ -149,7 +149,7 @@ def read_peak_memory(xplane: Path) -> dict[str, float]:
 
 
 def run_xprof_tool(xplane: Path, tool: str) -> str:
-    """Returns the output of one of xprof's tools. The temporary folder takes the cache files that xprof writes."""
+    """Returns the output of one of xprof's tools. xprof writes its cache files to a temporary folder."""
     from xprof.convert import raw_to_tool_data
 
     with tempfile.TemporaryDirectory(prefix="scaleflow-profile-") as folder:

@@ -1,13 +1,13 @@
 """Divides the time of a traced step into parts, and summarizes a window: figures, advice and a Markdown page.
 
-Each instant between the begin and the end of a step's marker belongs to the first of these parts that applies:
+Each instant between the start and the end of a step's marker belongs to the first of these parts that applies:
 
 - `compute`: an operation of the step computes on any device;
 - `allreduce`: gradients are summed over the replicas;
 - `input`: the step waits for examples or assembles them;
 - `host`: anything else, such as Python, the start of the call, the time between operations.
 
-So reading or summing that overlaps with computing counts as computing, and the parts sum to the step.
+Reading or summing that overlaps with computing counts as computing. The parts add up to the time of the step.
 """
 
 import re
@@ -21,14 +21,14 @@ from scaleflow.interfaces.events import StepsProfiled
 
 PARTS = ("input", "compute", "allreduce", "host")
 
-#: Priority while several parts are under way.
+#: Priority of parts that overlap.
 PRIORITY = ("compute", "allreduce", "input")
 
 STEP_OPERATION = re.compile(rf"(^|/){STEP_SCOPE}(_\d+)?/")
 READ_OPERATION = re.compile(rf"/{READ_SCOPE}(_\d+)?/")
 SUM_OPERATION = re.compile(rf"/{SUM_SCOPE}(_\d+)?/")
 
-#: TensorFlow operations that are recognized by name, in any scope.
+#: TensorFlow operations that are recognized by their names in any scope.
 COLLECTIVE = re.compile(r"Collective(Reduce|Gather|AllToAll)|Nccl", re.IGNORECASE)
 GET_NEXT = re.compile(r"\bIteratorGetNext")
 
@@ -37,7 +37,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The number of a traced step, and its whole time and its parts in milliseconds."""
+    """The number of a traced step, its total time, and the time of each part, in milliseconds."""
 
     number: int
     total: float
@@ -49,15 +49,15 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one process's trace that divide its steps. Times are in microseconds."""
+    """The events in one process's trace that are needed to divide its steps. Times are in microseconds."""
 
     markers: Sequence[tuple[int, float, float]]  # (number, begin, end) of each step, in order
-    spans: Sequence[tuple[float, float, str]]  # (begin, end, part) of every part but `host`, in order
+    spans: Sequence[tuple[float, float, str]]  # (begin, end, part) of all parts except `host`, in order
     has_device: bool  # whether the trace has an accelerator's own events
 
 
 def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
-    """Reads the steps and their parts from a trace in Chrome's format, as xprof writes it."""
+    """Reads the steps and their parts from xprof's trace in Chrome's format."""
     streams = device_streams(trace["traceEvents"])
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     markers = [
@@ -91,9 +91,10 @@ def device_streams(events: Iterable[Event]) -> set[tuple[int, int]]:
 
 
 def classify_host_event(event: Event, is_driver: bool) -> str | None:
-    """Returns the part that an event of a host thread belongs to, None if it is no work of the step.
+    """Returns the part of an event of a host thread, or None if it is not work of the step.
 
-    If the host is only the driver of an accelerator, its operations launch kernels and do not count.
+    `is_driver`: whether an accelerator computes the step. The host's operations then only launch kernels and do not
+    count.
     """
     name = event["name"]
     arguments = event.get("args", {})
@@ -106,7 +107,7 @@ def classify_host_event(event: Event, is_driver: bool) -> str | None:
 
 
 def classify_device_event(event: Event) -> str:
-    """Returns the part that a device's event belongs to. Copies from the host are input."""
+    """Returns the part of a device's event. Copies from the host are input."""
     arguments = event.get("args", {})
     operation = arguments.get("tf_op") or arguments.get("long_name") or arguments.get("name") or ""
     return "input" if event["name"].startswith("MemcpyH2D") else classify_kernel(event["name"], str(operation))
@@ -137,7 +138,7 @@ def divide_steps(line: Timeline) -> list[StepTimes]:
 
 
 def divide_interval(spans: Iterable[tuple[float, float, str]], begin: float, end: float) -> dict[str, float]:
-    """Returns the milliseconds of each part between two times in microseconds; `PRIORITY` decides between overlaps."""
+    """Returns the milliseconds of each part between two times in microseconds. Overlaps follow `PRIORITY`."""
     edges = []
     for start, stop, part in spans:
         edges += [(max(start, begin), 1, part), (min(stop, end), -1, part)]
@@ -155,20 +156,20 @@ def divide_interval(spans: Iterable[tuple[float, float, str]], begin: float, end
 
 Summary = dict[str, Any]
 
-#: Percent of a step that waits for input: a run is input-bound from the first on, and not below the second.
+#: Percent of a step that waits for input. A run is input-bound from INPUT_BOUND on, and not below NOT_INPUT_BOUND.
 INPUT_BOUND = 20.0
 NOT_INPUT_BOUND = 5.0
 
-#: Percent of a step from which there is advice about all-reduce and the host.
+#: From these percentages of a step on, the summary gives advice about all-reduce and the host.
 HIGH_ALLREDUCE = 15.0
 HIGH_HOST = 40.0
 
-#: Operations that the summary lists.
+#: Number of operations in the summary.
 OPS = 15
 
 
 def summarise(event: StepsProfiled, steps: Sequence[StepTimes], ops: Sequence[Mapping[str, Any]]) -> Summary:
-    """Returns the figures of one process's trace, with advice; `ops` is as `list_longest_operations` returns it."""
+    """Returns the figures of one process's trace, with advice. `ops` is the result of `list_longest_operations`."""
     import numpy as np
 
     totals = [step.total for step in steps]
@@ -194,7 +195,7 @@ def summarise(event: StepsProfiled, steps: Sequence[StepTimes], ops: Sequence[Ma
 
 
 def to_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the metrics of a profile: only the time of a step if other processes compute it (parameter_server)."""
+    """Returns the metrics of a profile. With parameter servers, where other processes compute, only the step time."""
     metrics = {"profile/step_ms": summary["step_ms"]["p50"]}
     if summary["percent"] is not None:
         metrics["profile/input_pct"] = summary["percent"]["input"]
@@ -203,7 +204,7 @@ def to_metrics(summary: Summary) -> dict[str, float]:
 
 
 def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns advice, the most important first."""
+    """Returns advice, ordered by importance."""
     percent = summary["percent"]
     facts = summary["facts"]
     if percent is None:

@@ -23,7 +23,7 @@ from scaleflow.interfaces.events import Emit, Note, StepsProfiled
 from scaleflow.profiler.analysis_process import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 
-#: The symbol of TensorFlow's trace level of the host; NO_TRACE while it does not trace.
+#: The symbol of TensorFlow's host trace level, which is NO_TRACE while nothing is traced.
 TRACE_LEVEL_SYMBOL = "_ZN3tsl8profiler8internal13g_trace_levelE"
 NO_TRACE = -1
 
@@ -35,16 +35,17 @@ RETURN = b"\xc3"
 
 
 class StepTracer:
-    """Traces windows of steps, and writes each window's xplane file where TensorBoard looks for it.
+    """Traces windows of steps, and writes each window's xplane file to the path that TensorBoard expects.
 
-    All workers make the same calls; steps are counted from 1.
+    All workers make the same calls. Steps count from 1.
 
     Args:
+        options: the config group `profiler`.
         folder: the run's folder for traces.
-        worker: this process's name; the trace's file is named after it.
-        emit: gets an event `profile` for each window, and notes; None in a worker that records no events.
-        facts: returns what the summary needs to know about the run, as plain values.
-        in_child: let a child process collect the trace (`stop_in_child`).
+        worker: this process's name, which becomes the name of the trace file.
+        emit: receives an event `profile` for each window, and notes; None in a worker that records no events.
+        facts: returns facts about the run for the summary, as plain values.
+        in_child: whether a child process collects the trace (`stop_in_child`).
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class StepTracer:
         self._last = 0
 
     def steps_left(self, step: int) -> int | None:
-        """Returns how many steps the call after `step` may take, so that no window starts within a call.
+        """Returns how many steps the call after `step` may take, so that no window starts inside a call.
 
         None: any number.
         """
@@ -76,9 +77,9 @@ class StepTracer:
 
     @contextlib.contextmanager
     def trace_call(self, step: int) -> Iterator[bool]:
-        """Wraps the call that begins with `step`, and traces it if it is in a window.
+        """Traces the call in the `with` block, which starts with `step`, if the step is in a window.
 
-        Yields whether the call must take that step only.
+        Yields whether the call must take only this step.
         """
         if not self._windows.is_single(step):
             yield False
@@ -89,18 +90,18 @@ class StepTracer:
         if self._under_way is None:
             yield True
             return
-        # With `_r` xprof counts steps by these markers. The call has no loop inside, whose rounds it would count.
+        # With `_r` xprof counts steps by these markers. The call contains no loop, whose rounds xprof would count.
         with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
             yield True
 
     def count_steps(self, step: int) -> None:
-        """Records that `step` steps were taken; writes the trace of a window that ends with this step."""
+        """Records that `step` steps are done. Writes the trace of a window that ends with this step."""
         self._last = step
         if self._under_way is not None and step >= self._under_way[0][1]:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace of a window that has begun and is not over."""
+        """Writes the trace of the current window, if there is one."""
         if self._under_way is None:
             return
         window, first, folder = self._under_way
@@ -113,17 +114,16 @@ class StepTracer:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(xplane, path)
             self._written.append((first, self._last))
-        except (tf.errors.OpError, OSError, ValueError) as error:  # such as a full disk: training goes on
+        except (tf.errors.OpError, OSError, ValueError) as error:  # for example a full disk; training continues
             self._note(f"profiler: the trace of steps {first} to {self._last} could not be written: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def report(self, usual_ms: float | None) -> None:
-        """Reports the traces that were written. Call it after all workers have written theirs.
+        """Reports the written traces. Call it after all workers have written theirs.
 
         Args:
-            usual_ms: the mean time of a step that is not traced, waiting for input included, in milliseconds; None if
-                it is not known.
+            usual_ms: the mean time of an untraced step in milliseconds, including waiting for input; None: unknown.
         """
         written = self._written
         self._written = []
@@ -143,7 +143,7 @@ class StepTracer:
             )
 
     def finish(self, step: int) -> None:
-        """Reports the windows that begin after `step`, the run's last one: nothing of them was traced."""
+        """Notes the windows that were never traced, because they start after `step`, the last step of the run."""
         for first, last in self._windows.coming:
             if step < first:
                 self._note(f"profiler: steps {first} to {last} were not traced, because the run ended at step {step}")
@@ -152,7 +152,7 @@ class StepTracer:
         folder = tempfile.mkdtemp(prefix="scaleflow-profile-")
         try:
             tf.profiler.experimental.start(folder)
-        except tf.errors.OpError as error:  # a user's callback already traces
+        except tf.errors.OpError as error:  # for example, a user's callback is already tracing
             shutil.rmtree(folder, ignore_errors=True)
             self._windows.end_window(window)
             self._note(f"profiler: steps {window[0]} to {window[1]} are not traced: {error.message}")
@@ -166,13 +166,14 @@ class StepTracer:
 
 
 def stop_in_child() -> None:
-    """Stops tracing, and lets a child process collect the trace, which can crash.
+    """Stops tracing, and lets a child process collect the trace, because collecting can crash.
 
-    For runs of several processes. If an operation begins in one thread and ends in another, as the reduction over
-    workers does, TensorFlow joins two events. TensorFlow 2.21 keeps a pointer to the second event while it moves that
-    event elsewhere (`TraceMeRecorder::Consume`). On a loaded machine one of ten runs with two workers crashed. If the
-    first child crashes, a second one collects without freeing memory, so that the old location stays readable. Raises
-    OSError if both children crash, or one of them reports an error.
+    Use it in runs with several processes. If an operation starts in one thread and ends in another, such as the
+    reduction over workers, TensorFlow joins two events. TensorFlow 2.21 keeps a pointer to the second event while it
+    moves this event (`TraceMeRecorder::Consume`). On a loaded machine, one of ten runs with two workers crashed. If
+    the first child crashes, a second one collects without freeing memory, so that the old location stays readable.
+
+    Raises OSError if both children crash, or if one reports an error.
     """
     level = trace_level()
     if level is None:
@@ -191,7 +192,7 @@ def stop_in_child() -> None:
 
 
 def collect_trace(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
-    """Runs in the child: restores the trace level, then stops tracing, which collects and writes the trace."""
+    """Restores the trace level and stops tracing, which collects and writes the trace. Runs in the child."""
     if not frees:
         disable_free()
     level.value = traced
@@ -199,7 +200,7 @@ def collect_trace(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
 
 
 def disable_free() -> None:
-    """Makes `free` return immediately, on x86-64. Only for a process that exits soon."""
+    """Makes `free` do nothing, on x86-64. Only for a process that exits soon."""
     if platform.machine() != "x86_64":
         return
     libc = ctypes.CDLL(None)
@@ -211,7 +212,7 @@ def disable_free() -> None:
 
 
 def trace_level() -> ctypes.c_int | None:
-    """Returns TensorFlow's trace level of the host, writable, or None if its symbol is not found."""
+    """Returns TensorFlow's host trace level as a writable value; None if its symbol is not found."""
     try:
         library = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
         return ctypes.c_int.in_dll(library, TRACE_LEVEL_SYMBOL)
@@ -220,7 +221,7 @@ def trace_level() -> ctypes.c_int | None:
 
 
 def run_in_child(work: Callable[[], None]) -> str | None:
-    """Runs `work` in a forked child. Returns its error message ("" if there is none), None if the child died."""
+    """Runs `work` in a forked child. Returns its error message, "" on success, or None if the child crashed."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
