@@ -1,1 +1,1 @@
-"""Finds the processes of a run and gives each its role, peers and GPUs. This package does not import TensorFlow."""
+"""Determines the processes of a run, and the role, peers and GPUs of each. Does not import TensorFlow."""

@@ -1,7 +1,7 @@
-"""Defines what a cluster engine is, and finds the engine of each option of `cluster`.
+"""Defines `ClusterEngine`, and finds the engine of each option of `cluster`.
 
-An engine says what starts the processes of a run. Each is one object, `ENGINE`, in a module of this package or of a
-feature, and one file in its conf/cluster/. No other module compares `cluster.name`: it asks the engine.
+An engine describes how the processes of a run are started. It is an object `ENGINE` in a module of this package or of
+a feature, and a YAML file in `conf/cluster/`. Other modules do not compare `cluster.name`; they ask the engine.
 """
 
 import functools
@@ -18,23 +18,23 @@ from scaleflow.interfaces.features import import_named, list_features, tell_prob
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEngine:
-    """What starts the processes of a run, and where."""
+    """Describes how and where the processes of a run are started."""
 
     name: str  # the option of `cluster`
-    section: type[Cluster] = Cluster  # the keys of `cluster`; those that `Cluster` lacks are only for this engine
-    place: str = ""  # where its processes run, for the message about these keys
-    rules: Sequence[Rule] = ()  # which other options do not work with this engine
-    variables: Sequence[str] = ()  # environment variables that show that the engine is there, for `scaleflow doctor`
+    section: type[Cluster] = Cluster  # the keys of `cluster`; keys that `Cluster` lacks are only for this engine
+    place: str = ""  # the place where its processes run, for the message about these keys
+    rules: Sequence[Rule] = ()  # options that do not work with this engine
+    variables: Sequence[str] = ()  # environment variables that tell `scaleflow doctor` of the engine
     is_local: bool = False  # whether the command starts all processes on this machine
-    #: If it starts them on others: MODULE:NAME of what makes a `ProcessHost` of the launcher from a `RunMonitor`.
+    #: If it starts them on other machines: MODULE:NAME of a function from a `RunMonitor` to a `ProcessHost`.
     remote_host: str | None = None
     assigns_resources: bool = False  # whether it takes `cluster.cpus` and `cluster.gpus`
-    restarts_failed_only: bool = False  # whether it restarts no process that has succeeded before the end of the run
-    #: Returns the TF_CONFIG of this command's task. Raises ConfigError if something else has started the command.
+    restarts_failed_only: bool = False  # whether it does not restart a process that succeeded before the run's end
+    #: Returns the TF_CONFIG of this command's task. Raises ConfigError if another system started the command.
     read_tf_config: Callable[[Plan, Mapping[str, str]], str | None] = lambda plan, variables: variables.get("TF_CONFIG")
-    check_reachable: Callable[[Any], None] = lambda cluster: None  # raises ConfigError if nothing can be started
-    #: For `cluster.submit`: returns the file that starts a run. Takes the plan, the number of its processes, the
-    #: arguments after `python -m scaleflow`, the run's folder or None, and the seconds to save the state in.
+    check_reachable: Callable[[Any], None] = lambda cluster: None  # raises ConfigError if it cannot start processes
+    #: For `cluster.submit`: returns the contents of a job file. Takes the plan, the number of processes, the arguments
+    #: after `python -m scaleflow`, the run's folder or None, and the seconds that the run has to save its state.
     render_job: Callable[[Plan, int, Sequence[str], str | None, int], str] | None = None
 
     @property
@@ -44,7 +44,7 @@ class ClusterEngine:
 
     @property
     def is_started_elsewhere(self) -> bool:
-        """Whether something else starts one command for each process, and its environment gives the command's task."""
+        """Whether another system starts a command for each process, with the task in its environment."""
         return not (self.is_local or self.is_remote)
 
     @property
@@ -54,7 +54,10 @@ class ClusterEngine:
 
 @functools.cache
 def list_engines() -> Mapping[str, ClusterEngine]:
-    """Returns the engines of this package and of the features by their options, those with the fewest keys first."""
+    """Returns all engines by their options, ordered by the number of their own keys.
+
+    Skips broken engines of features with a message.
+    """
     modules = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
     engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
     for feature in list_features().values():

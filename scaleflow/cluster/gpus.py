@@ -15,25 +15,27 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: Marks a process whose CUDA_VISIBLE_DEVICES already reflects `hardware.devices`: it must not apply the indices again.
 ASSIGNED = "SCALEFLOW_GPUS_ASSIGNED"
 
-#: TensorFlow then allocates GPU memory as needed, so that several processes can share a GPU.
+#: With this variable TensorFlow allocates GPU memory as needed, so several processes can share a GPU.
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
-#: Time limit of nvidia-smi.
+#: Time limit for nvidia-smi, in seconds.
 QUERY_SECONDS = 10.0
 
 MIB = 1 << 20
 
 
 def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Returns, for each process of a run on this machine, the environment variables that select its GPUs.
+    """Returns the environment variables that select the GPUs of each process of a run on this machine.
 
-    Synchronous workers get equal shares. In a parameter server run each worker gets one GPU, which workers share if
-    there are too few. The coordinator, which evaluates, gets a GPU that no worker uses, or shares the last one. Servers
-    get none.
+    Synchronous workers get equal shares. In a parameter server run, each worker gets one GPU, and workers share GPUs if
+    there are too few. The coordinator evaluates: it gets a GPU that no worker uses, or shares the last one. Servers get
+    no GPU.
 
     Args:
-        roles: number of processes in each TF_CONFIG role, in the order in which processes are numbered.
+        roles: number of processes in each TF_CONFIG role, in the order of their numbers.
+        options: the config group `hardware`.
         gpus: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them.
+
 
     Raises ConfigError if there are fewer GPUs than synchronous workers, or `hardware.devices` names a missing GPU.
     """
@@ -64,13 +66,13 @@ def environment_with(gpus: Sequence[str], is_shared: bool = False) -> dict[str, 
 
 
 def drop_assigned_devices(options: Hardware, environment: Mapping[str, str]) -> Hardware:
-    """Returns the options that this process must apply: without indices that CUDA_VISIBLE_DEVICES already reflects."""
+    """Returns the options to apply in this process: without `devices` if CUDA_VISIBLE_DEVICES already reflects them."""
     is_assigned = ASSIGNED in environment and options.name != "cpu"
     return replace(options, devices=None) if is_assigned else options
 
 
 def choose_gpus(gpus: Sequence[str], indices: Sequence[int] | None) -> Sequence[str]:
-    """Returns the GPUs that `hardware.devices` names, or all of them if it is null."""
+    """Returns the GPUs with the indices `hardware.devices`, or all GPUs if it is null."""
     if indices is None:
         return gpus
     if max(indices) >= len(gpus):
@@ -80,7 +82,7 @@ def choose_gpus(gpus: Sequence[str], indices: Sequence[int] | None) -> Sequence[
 
 
 def share(gpus: Sequence[str], slot: int, count: int) -> Sequence[str]:
-    """Returns the GPUs of user `slot` of `count`: an equal share, or one shared GPU if there are too few."""
+    """Returns the GPUs of process `slot` of `count`: an equal share, or one shared GPU if there are too few."""
     if len(gpus) < count:
         return [gpus[slot % len(gpus)]]
     size = len(gpus) // count
@@ -88,9 +90,9 @@ def share(gpus: Sequence[str], slot: int, count: int) -> Sequence[str]:
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Returns the visible NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them. Without that variable it asks nvidia-smi.
+    """Returns the visible NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them. If it is not set, asks nvidia-smi.
 
-    Variables in `environment` override those of this process.
+    Variables in `environment` override this process's environment.
     """
     if (chosen := {**os.environ, **(environment or {})}.get(CUDA_DEVICES)) is not None:
         return [name for name in chosen.split(",") if name.strip() not in ("", "-1")]
@@ -101,9 +103,9 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
 
 
 def gpu_memory_bytes(kind: str, options: Hardware) -> float | None:
-    """Returns the memory of the machine's smallest GPU, or `hardware.memory_limit_mb` if it is set.
+    """Returns the memory of the machine's smallest GPU in bytes, or `hardware.memory_limit_mb` if it is set.
 
-    Returns None if devices of this `kind` are no GPUs, and if nvidia-smi fails.
+    Returns None if `kind` is not GPU, or if nvidia-smi fails or lists no GPU.
     """
     if kind != "GPU":
         return None
@@ -116,9 +118,10 @@ def gpu_memory_bytes(kind: str, options: Hardware) -> float | None:
 
 
 def query_nvidia_smi(*fields: str) -> list[list[str]]:
-    """Returns a row of these fields, without units, for each GPU that nvidia-smi lists; no row if it is not installed.
+    """Returns the values of these fields, without units, for each GPU; [] if nvidia-smi is not installed.
 
-    Raises OSError if nvidia-smi fails, as with a broken driver, and `subprocess.TimeoutExpired` after `QUERY_SECONDS`.
+    Raises OSError if nvidia-smi fails, for example with a broken driver, and `subprocess.TimeoutExpired` after
+    `QUERY_SECONDS`.
     """
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:

@@ -3,7 +3,7 @@
 from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.interfaces import Rule
 
-#: The most workers that one command starts on its own machine.
+#: Maximum number of workers that one command starts on its machine.
 MAX_LOCAL_WORKERS = 64
 
 ENGINE = ClusterEngine(

@@ -1,14 +1,15 @@
-"""Ports and connections: whether a process answers, and when it is gone. An address is HOST:PORT."""
+"""Checks ports and connections: whether a process answers, and when it has ended. An address is HOST:PORT."""
 
 import contextlib
 import errno
 import socket
 from collections.abc import Mapping, Sequence
 
-#: Hosts for which gRPC ignores http_proxy. https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+#: The variable with the hosts that gRPC reaches without http_proxy.
+#: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
 NO_PROXY = "no_grpc_proxy"
 
-#: Errors that mean that a machine can't be reached.
+#: Errors of a machine that cannot be reached.
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 #: The patience of `keep_alive` is divided into this many intervals.
@@ -24,7 +25,7 @@ def is_address(text: str) -> bool:
 
 def free_ports(count: int) -> Sequence[int]:
     """Returns loopback ports that are free now. Another process can still take one before the worker binds it."""
-    with contextlib.ExitStack() as until_all_are_bound:  # so that they differ
+    with contextlib.ExitStack() as until_all_are_bound:  # so that all ports differ
         sockets = [until_all_are_bound.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
@@ -32,7 +33,7 @@ def free_ports(count: int) -> Sequence[int]:
 
 
 def port_is_free(address: str) -> bool:
-    """Tells whether this machine can listen on the port of an address."""
+    """Returns whether this machine can listen on the port of an address."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -43,7 +44,7 @@ def port_is_free(address: str) -> bool:
 
 
 def is_listening(address: str) -> bool:
-    """Tells whether something listens at an address; waits at most 2 s."""
+    """Returns whether a process listens at an address. Waits at most 2 s."""
     try:
         open_connection(address).close()
     except OSError:
@@ -52,10 +53,10 @@ def is_listening(address: str) -> bool:
 
 
 def wait_until_closed(address: str, patience: float) -> bool:
-    """Waits until the process that listens at an address ends or becomes unreachable; returns whether it ended.
+    """Waits until the process that listens at an address ends or becomes unreachable. Returns whether it ended.
 
-    A process that ends closes its connections. A machine that is off or cut off sends nothing, so TCP keepalive probes
-    detect it: it counts as unreachable after `patience` seconds without an answer.
+    A process that ends closes its connections. A machine that is off or disconnected sends nothing. TCP keepalive
+    probes detect this: after `patience` seconds without an answer the process counts as unreachable.
     """
     while True:
         try:
@@ -85,14 +86,14 @@ def keep_alive(connection: socket.socket, patience: float) -> None:
 
 
 def no_proxy_for(environment: Mapping[str, str], peers: Sequence[str]) -> str:
-    """Returns a value of `no_grpc_proxy` with which gRPC connects to peers directly, whatever http_proxy says."""
+    """Returns a value of `no_grpc_proxy` that makes gRPC connect to the peers directly, without http_proxy."""
     previous = environment.get(NO_PROXY) or environment.get("no_proxy") or ""
     hosts = dict.fromkeys(peer.rpartition(":")[0] for peer in peers)
     return ",".join([*filter(None, [previous]), *hosts])
 
 
 def explain_no_answer(address: str, default_port: int) -> str | None:
-    """Returns why nothing answers at HOST or HOST:PORT, or None if something listens there."""
+    """Tries to connect to HOST or HOST:PORT. Returns the reason if that fails, or None if a process listens there."""
     host, _, port = address.partition(":")
     try:
         socket.create_connection((host, int(port) if port.isdigit() else default_port), timeout=PROBE_SECONDS).close()

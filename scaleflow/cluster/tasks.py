@@ -12,7 +12,7 @@ from scaleflow.interfaces import Plan
 
 
 def make_tf_config_environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
-    """Returns the environment variables of each process on this machine: TF_CONFIG, unless there is only one."""
+    """Returns the environment variables of each process on this machine: TF_CONFIG if there are several processes."""
     count = sum(roles.values())
     if count == 1:
         return [{}]
@@ -21,15 +21,18 @@ def make_tf_config_environments(roles: Mapping[str, int]) -> list[Mapping[str, s
 
 
 def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str], first: int = 0) -> Iterator[str]:
-    """Yields the TF_CONFIG of each process, from the `first` on.
+    """Yields the TF_CONFIG of each process, starting with process number `first`.
 
-    Each names all processes, so those of n processes take n * n addresses of memory if they are kept. `roles` has the
-    number of processes in each TF_CONFIG role, in the order in which they are numbered; `peers` has the HOST:PORT of
-    each process.
+    Each TF_CONFIG contains the addresses of all n processes, so a list of all would hold n * n addresses.
+
+    Args:
+        roles: the number of processes in each TF_CONFIG role, in the order of their numbers.
+        peers: the HOST:PORT of each process.
+        first: the number of the first process.
     """
     addresses = iter(peers)
     members = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
-    compact = (",", ":")  # Linux passes at most 128 KiB of a variable on to a program
+    compact = (",", ":")  # Linux limits an environment variable to 128 KiB
     cluster = json.dumps(members, separators=compact)
     tasks = ({"type": role, "index": index} for role, count in roles.items() for index in range(count))
     for task in itertools.islice(tasks, first, None):
@@ -37,15 +40,15 @@ def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str], first: int =
 
 
 def count_servers(plan: Plan) -> int:
-    """Returns the number of parameter servers, 0 for a strategy that has none."""
+    """Returns the number of parameter servers; 0 for a strategy without them."""
     return (plan.cluster.servers or 1) if plan.strategy.has_coordinator else 0
 
 
 def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
-    """Returns the TF_CONFIG of one task; `peers` has the HOST:PORT of each.
+    """Returns the TF_CONFIG of one task. `peers` has the HOST:PORT of each task.
 
-    The last `servers` tasks are parameter servers, and the first task is their coordinator. With 0 all tasks are
-    synchronous workers.
+    The last `servers` tasks are parameter servers, and the first task is the coordinator. With `servers=0` all tasks
+    are synchronous workers.
     """
     count = len(peers)
     roles = {"chief": 1, "worker": count - servers - 1, "ps": servers} if servers else {"worker": count}
@@ -53,12 +56,13 @@ def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
 
 
 def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
-    """Checks that there are enough tasks for a coordinator, the servers and at least one worker.
+    """Raises ConfigError if there are too few tasks for a coordinator, the servers and at least one worker.
 
     Args:
-        variable: the variable that gives the number of tasks, for the message.
-        servers: number of parameter servers; 0 means that there is no coordinator, and any count is valid.
-        instead: advice for the message; `{least}` stands for the smallest valid number of tasks.
+        variable: the variable with the number of tasks, for the message.
+        count: the number of tasks.
+        servers: the number of parameter servers. With 0 there is no coordinator, and any count is valid.
+        instead: advice for the message. `{least}` stands for the smallest valid number of tasks.
     """
     least = servers + 2
     if servers and count < least:
@@ -68,14 +72,14 @@ def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
         )
 
 
-#: The variables with the number of copies of a command that something has started, and what that is.
+#: Environment variable with the number of copies of this command -> the program that started them.
 COPIES = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
 
 
 def describe_copies(plan: Plan, environment: Mapping[str, str]) -> str | None:
-    """Returns a line if something has started several copies of a command whose cluster is local; None if not.
+    """Returns a note if a program such as srun started several copies of a command with a local cluster, else None.
 
-    Raises ConfigError if the strategy is one of several processes: each copy would start all of them.
+    Raises ConfigError if the strategy uses several processes, because each copy would start all of them.
     """
     name = next((name for name in COPIES if environment.get(name, "").isdigit() and int(environment[name]) > 1), None)
     if name is None:
@@ -91,12 +95,12 @@ def describe_copies(plan: Plan, environment: Mapping[str, str]) -> str | None:
 HAS_RUN = """grep -qs '"event": "ready"' "$run/events.jsonl\""""
 
 
-#: How many processes are probed at the same time. Each probe takes a thread and a connection.
+#: Maximum number of simultaneous probes. Each probe takes a thread and a connection.
 MAX_PROBES = 256
 
 
 def count_processes(plan: Plan) -> Mapping[str, int]:
-    """Returns the number of processes in each TF_CONFIG role, on all machines, in their order."""
+    """Returns the number of processes in each TF_CONFIG role, on all machines, in the order of their numbers."""
     if not plan.strategy.has_several_processes:
         return {"worker": 1}
     task = plan.task
@@ -108,12 +112,12 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
 
 def process_names(plan: Plan) -> list[str]:
-    """Returns the names that messages use for the processes, in the order in which they are numbered."""
+    """Returns the names of all processes for messages, in the order of their numbers."""
     return [make_name(role, index) for role, count in count_processes(plan).items() for index in range(count)]
 
 
 def process_name(plan: Plan, number: int) -> str:
-    """Returns the name of one process, without making those of all."""
+    """Returns the name of one process. Faster than `process_names` in large clusters."""
     for role, count in count_processes(plan).items():
         if number < count:
             return make_name(role, number)
@@ -122,13 +126,13 @@ def process_name(plan: Plan, number: int) -> str:
 
 
 def make_name(role: str, index: int) -> str:
-    """Returns the name of a process by its TF_CONFIG role, and its number among those of this role."""
+    """Returns the name of a process from its TF_CONFIG role and its index within the role."""
     return "coordinator" if role == "chief" else f"{'server' if role == 'ps' else role} {index}"
 
 
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:
-    """Returns the names and addresses of the processes that do not answer, as text; empty if all answer."""
-    with ThreadPoolExecutor(min(len(peers), MAX_PROBES)) as threads:  # one to an unreachable machine takes seconds
+    """Returns the names and addresses of the processes that do not answer, as text; "" if all answer."""
+    with ThreadPoolExecutor(min(len(peers), MAX_PROBES)) as threads:  # probing an unreachable machine takes seconds
         probes = zip(process_names(plan), peers, threads.map(is_listening, peers), strict=True)
     return ", ".join(f"{name} ({peer})" for name, peer, has_answered in probes if not has_answered)
 
@@ -139,5 +143,5 @@ def count_workers(plan: Plan) -> int:
 
 
 def count_synchronous_workers(plan: Plan) -> int:
-    """Returns the number of processes that take each step together."""
+    """Returns the number of processes that compute each step together."""
     return count_workers(plan) if plan.strategy.is_synchronous else 1

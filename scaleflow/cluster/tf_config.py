@@ -15,9 +15,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Rule, TaskInfo
 
 TF_CONFIG = "TF_CONFIG"
-#: The roles, in the order in which processes are numbered.
+#: The roles, in the order of the processes' numbers.
 ROLES = ("chief", "worker", "ps")
-#: A role of TensorFlow's estimators that scaleflow does not have.
+#: A role of TensorFlow's estimators that scaleflow does not support.
 EVALUATOR = "evaluator"
 
 EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -26,8 +26,8 @@ EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type"
 def parse_tf_config(text: str | None) -> TaskInfo:
     """Returns this process's task and the addresses of all processes.
 
-    Processes are numbered in the order chief, workers, parameter servers (`ps`). Without a `chief`, worker 0 is the
-    chief. Raises ConfigError if TF_CONFIG is missing or invalid.
+    The numbers of processes have the order chief, workers, parameter servers (`ps`). Without a `chief`, worker 0 is
+    the chief. Raises ConfigError if TF_CONFIG is missing or invalid.
     """
     if not text:
         raise ConfigError(

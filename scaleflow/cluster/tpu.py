@@ -1,7 +1,7 @@
 """Finds a TPU and checks that it can be reached, without TensorFlow.
 
-An address is `grpc://HOST:PORT` (several with commas), `local` for a TPU attached to this machine, or a name that
-TensorFlow resolves with Google Cloud's metadata server and API.
+An address is `grpc://HOST:PORT` (or several, separated by commas), `local` for a TPU attached to this machine, or a
+name that TensorFlow resolves with Google Cloud's metadata server and API.
 """
 
 import os
@@ -16,10 +16,10 @@ LOCAL = "local"
 GRPC = "grpc://"
 PORT = 8470  # the TPU worker's port, as in TensorFlow's client
 
-#: Variables that name a TPU, in the order of their precedence. TensorFlow's client reads the first two the same way.
+#: Environment variables for a TPU, by precedence. TensorFlow's client reads the first two in the same way.
 VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_HOSTNAMES")
 
-#: Device files of an attached TPU: with the driver of older TPUs, and of newer ones.
+#: Device files of an attached TPU: of the driver for older TPUs, and of the one for newer TPUs.
 DEVICE_FILES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
 ROOT = Path("/")
 
@@ -39,7 +39,7 @@ class TpuAddress:
 
 
 def find_tpu(requested: str | None) -> TpuAddress | None:
-    """Returns the TPU that `hardware.tpu` names, otherwise the one from the environment or the device files."""
+    """Returns the TPU from `hardware.tpu`, the environment or the device files, in this order; None without a TPU."""
     if requested is not None:
         return TpuAddress(check_tpu_address(requested), "hardware.tpu")
     for variable in VARIABLES:
@@ -50,7 +50,7 @@ def find_tpu(requested: str | None) -> TpuAddress | None:
 
 
 def check_tpu_address(address: str) -> str:
-    """Returns the address, or raises ConfigError if it is empty or TensorFlow would misread it as a name."""
+    """Returns the address. Raises ConfigError if it is empty, or if TensorFlow would misread it as a name."""
     host, colon, port = address.removeprefix(GRPC).partition(":")
     if not address.startswith(GRPC) and colon and port.isdigit():
         raise ConfigError(f"hardware.tpu={address}: would be read as a name; for an address write {GRPC}{address}")
@@ -82,9 +82,9 @@ def format_device_files(between: str) -> str:
 
 
 def is_sure(tpu: TpuAddress) -> bool:
-    """Tells whether `strategy=auto` may use this TPU if nothing names it.
+    """Returns whether `strategy=auto` may use this TPU although the user did not select it.
 
-    Other hardware has device files of these names too, so a local TPU also needs the TPU library.
+    Other hardware has device files with the same names, so a local TPU also needs the TPU library.
     """
     libraries = (path,) if (path := os.environ.get("TPU_LIBRARY_PATH")) else LIBRARIES
     has_library = any(Path(file).exists() for file in libraries) or find_spec("libtpu") is not None
@@ -92,7 +92,7 @@ def is_sure(tpu: TpuAddress) -> bool:
 
 
 def explain_no_tpu() -> str:
-    """Returns the error message that lists where a TPU was looked for."""
+    """Returns the error message for a missing TPU. It lists the places that were searched."""
     return (
         f"there is no TPU: looked for hardware.tpu, the environment variables {', '.join(VARIABLES)} and the device "
         f"files {format_device_files(' and ')}; set hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
@@ -100,7 +100,7 @@ def explain_no_tpu() -> str:
 
 
 def explain_unreachable(place: TpuAddress) -> str | None:
-    """Returns why a TPU can't be reached, or None. This takes seconds, while TensorFlow would wait without a limit."""
+    """Returns why a TPU cannot be reached, or None. This takes seconds; TensorFlow would wait without a limit."""
     if place.address == LOCAL:
         files = device_files()
         return None if files else f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
@@ -117,7 +117,7 @@ def explain_unreachable(place: TpuAddress) -> str | None:
 
 
 def explain_unknown_name() -> str | None:
-    """Returns why a TPU's name can't be resolved, or None if Google Cloud's metadata server answers."""
+    """Returns why a TPU's name cannot be resolved, or None if Google Cloud's metadata server answers."""
     server = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
     reason = explain_no_answer(server, 80)
     if reason is None:
