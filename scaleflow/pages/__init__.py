@@ -1,1 +1,1 @@
-"""Charts and HTML, for the pages that scaleflow writes and for the pictures of runs, sweeps and pipelines."""
+"""Charts and HTML, for scaleflow's pages and for the pictures of runs, sweeps and pipelines."""

@@ -1,6 +1,6 @@
-"""Draws charts as SVG: readable on a light and on a dark page, and without colour.
+"""Draws charts as SVG. They are readable on light and dark pages, and without colour.
 
-A chart is drawn in milliseconds without any library, so the end of a short run does not wait for its pictures.
+Drawing takes milliseconds and needs no library, so a short run does not wait for its pictures at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from scaleflow.interfaces.formatting import format_number
 
-#: The colours, which a page and a file of one chart share.
+#: The colours of pages and of files with one chart.
 STYLE = """
 :root { --page: #ffffff; --text: #1f2328; --faint: #6e7781; --grid: #d8dee4; --mark: #0969da; --other: #bc4c00;
   --box: #f6f8fa; --bad: #a40e26; }
@@ -34,26 +34,26 @@ RIGHT = 14
 TOP = 10
 BOTTOM = 42
 
-#: The most characters of a label.
+#: Maximum number of characters in a label.
 MAX_LETTERS = 24
 
-#: Pixels that a character of a label takes.
+#: Width of a label's character, in pixels.
 LETTER = 7
 
-#: With more classes, the cells of a confusion matrix have no numbers, and its labels are small.
+#: With more classes, a confusion matrix has small labels and no numbers in its cells.
 MAX_NUMBERED = 24
 
-#: More points than this are small and faint, so that many of them can be told apart.
+#: If a chart has more points, they are small and faint, so that dense points stay distinguishable.
 MAX_LARGE_DOTS = 60
 
-#: The most ticks of a logarithmic axis.
+#: Maximum number of ticks on a logarithmic axis.
 MAX_TICKS = 8
 
 Numbers = Iterable[float]
 
 
 class Drawing(NamedTuple):
-    """A chart of a page: the name of its file, its title, the SVG, and what it shows."""
+    """A chart of a page: the name of its file, its title, the SVG, and a caption."""
 
     name: str
     title: str
@@ -62,14 +62,16 @@ class Drawing(NamedTuple):
 
 
 class Chart:
-    """Axes, to which marks are added.
+    """A chart with two axes. Its methods add lines, points and bars.
 
     Args:
-        title: of the chart, also read aloud.
+        title: the title, also for screen readers.
+        x, y: the lowest and highest value of each axis.
+        labels: the labels of the x axis and the y axis.
         size: (width, height) in pixels.
-        left: pixels between the left edge and the axes.
-        x_ticks, y_ticks: labels by their places on the axis; None: round numbers.
-        log: the axes that are logarithmic, `x`, `y` or `xy`; their ends are above 0.
+        left: pixels between the left edge and the y axis.
+        x_ticks, y_ticks: position on the axis -> label; None: round numbers.
+        log: the logarithmic axes: `x`, `y` or `xy`. Their lowest value must be above 0.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Chart:
         if y_ticks is None:
             y_ticks = self._label_ticks(1)
         for place, label in x_ticks.items():
-            at = min(self._x(place), size[0] - LETTER * len(label) / 2)  # the last one would be cut
+            at = min(self._x(place), size[0] - LETTER * len(label) / 2)  # keeps the last label inside the picture
             self._parts.append(text(at, bottom + 16, label, anchor="middle", kind="faint"))
         for place, label in y_ticks.items():
             at = self._y(place)
@@ -113,7 +115,7 @@ class Chart:
         return {place: format_number(place) for place in choose(*self._ends[axis])}
 
     def _find_share(self, axis: int, value: float) -> float:
-        """Returns how far along an axis a value is, from 0 to 1."""
+        """Returns the position of a value on an axis, from 0 to 1."""
         low, high = self._ends[axis]
         if self._is_log[axis]:
             return math.log(value / low) / math.log(high / low)
@@ -126,7 +128,7 @@ class Chart:
         return self._size[1] - BOTTOM - self._find_share(1, value) * (self._size[1] - TOP - BOTTOM)
 
     def add_line(self, x: Numbers, y: Numbers, kind: str = "line", colour: str = "") -> Chart:
-        """Adds a line; `kind` is its style: `line`, `line other` or `rule`. A `colour` replaces the style's."""
+        """Adds a line in the style `line`, `line other` or `rule`. A `colour` replaces the style's colour."""
         points = " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in zip(x, y, strict=True))
         style = f' style="stroke:{colour}"' if colour else ""
         self._parts.append(f'<polyline class="{kind}"{style} points="{points}"/>')
@@ -147,8 +149,9 @@ class Chart:
         bottoms: Sequence[float] | None = None,
         colour: str = "",
     ) -> Chart:
-        """Adds bars between edges [n + 1] of heights [n], which begin at `bottoms` [n] or else at 0. A `colour`
-        replaces the style's.
+        """Adds bars of heights [n] between edges [n + 1]. They start at `bottoms` [n], or at 0.
+
+        A `colour` replaces the style's colour.
         """
         style = f' style="fill:{colour}"' if colour else ""
         for n, height in enumerate(heights):
@@ -173,8 +176,14 @@ def draw_rates(
     limit: float = 1.0,
     letters: int = MAX_LETTERS,
 ) -> str:
-    """Draws a bar for each name, the first at the top, from a value and the ends of its interval, NaN if there are
-    none. The axis reaches from 0 to `limit`, and names have at most so many `letters`.
+    """Draws a horizontal bar for each name, the first at the top, with the interval of its value.
+
+    Args:
+        title: the title.
+        names: the names, each cut to `letters` characters.
+        values: (value, low end, high end) for each name; NaN for the ends if there is no interval.
+        limit: the highest value of the axis, which starts at 0.
+        letters: maximum number of characters in a name.
     """
     step = 20
     left = 20 + LETTER * letters
@@ -195,7 +204,7 @@ def draw_rates(
 
 
 def draw_confusion_matrix(title: str, counts: Sequence[Sequence[float]], names: Sequence[str]) -> str:
-    """Draws counts [true][predicted]; the shade is the share of the true class."""
+    """Draws a confusion matrix. Cells are shaded by the share of the true class. `counts` is [true][predicted]."""
     count = len(names)
     is_numbered = count <= MAX_NUMBERED
     cell = 34 if is_numbered else max(7, 760 // count)
@@ -234,7 +243,7 @@ def draw_confusion_matrix(title: str, counts: Sequence[Sequence[float]], names: 
 
 
 def draw_legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Draws a list of labels, each with its colour."""
+    """Draws a legend from (label, colour) pairs."""
     parts = []
     for n, (label, colour) in enumerate(entries):
         top = TOP + 18 * n
@@ -245,17 +254,17 @@ def draw_legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def choose_colours(count: int) -> list[str]:
-    """Returns colours that differ as far as so many can."""
+    """Returns `count` colours with equally spaced hues."""
     return [f"hsl({360 * n // count} 65% 50%)" for n in range(count)]
 
 
 def text(x: float, y: float, words: str, anchor: str, kind: str = "", more: str = "") -> str:
-    """Returns a text whose `anchor`, start, middle or end, is at a point."""
+    """Returns an SVG text. Its `anchor` (start, middle or end) is at (x, y)."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
 
 
 def wrap_svg(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """Returns a picture of its parts; the title is read aloud. A page may make it smaller and larger, but readable."""
+    """Joins parts to an SVG picture with a title for screen readers. Pages can scale its width by 0.68 to 1.5."""
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
     size += f'style="min-width:{0.68 * width:.0f}px;max-width:{1.5 * width:.0f}px"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{escape(title)}</title>'
@@ -263,18 +272,18 @@ def wrap_svg(title: str, width: float, height: float, parts: Iterable[str]) -> s
 
 
 def find_size(svg: str) -> tuple[int, int]:
-    """Returns the width and the height of a chart in pixels; (0, 0) of what is no chart."""
+    """Returns the width and height of a chart in pixels; (0, 0) if the text is not a chart."""
     found = re.match(r'<svg [^>]*\bwidth="(\d+)" height="(\d+)"', svg)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def to_file(svg: str) -> str:
-    """Returns a chart as the content of a file of its own."""
+    """Adds the style to a chart, so that it can be a separate file."""
     return svg.replace("<title>", f"<style>{STYLE}</style><title>", 1)
 
 
 def compose_picture(title: str, rows: Iterable[Sequence[str]]) -> str:
-    """Returns the content of a file with rows of charts below a title."""
+    """Returns the content of an SVG file with rows of charts below a title."""
     parts = [text(TOP, 18, title, anchor="start", more=' style="font-weight:bold"')]
     width = 2 * TOP + 8 * len(title)
     top = 26
@@ -294,7 +303,7 @@ def shorten_name(name: str, letters: int = MAX_LETTERS) -> str:
 
 
 def choose_ticks(low: float, high: float) -> list[float]:
-    """Returns three to seven round numbers between two."""
+    """Returns three to seven round numbers from `low` to `high`."""
     raw = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw)
@@ -303,7 +312,7 @@ def choose_ticks(low: float, high: float) -> list[float]:
 
 
 def choose_log_ticks(low: float, high: float) -> list[float]:
-    """Returns at most eight round numbers between two, each a multiple of the one before."""
+    """Returns at most `MAX_TICKS` round numbers from `low` to `high`, for a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1,)):
         ticks = [factor * 10.0**power for power in powers for factor in factors]

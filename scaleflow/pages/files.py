@@ -1,4 +1,4 @@
-"""Writes pages, and the tables beside them as CSV."""
+"""Writes pages, and their tables as CSV files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scaleflow.interfaces.formatting import format_csv
 
 
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    """Writes files into a folder, by their names, which may contain one folder more. Raises OSError."""
+    """Writes files to a folder. Their names may contain one subfolder, which is created. Raises OSError."""
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -19,14 +19,14 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows as CSV. A figure has three columns: its value, and the ends of its interval. NaN is empty."""
+    """Formats rows as CSV. A `Figure` becomes three columns: its value and the ends of its interval. NaN is empty."""
     flat = [split_figures(row) for row in rows]
     head = list(dict.fromkeys(name for row in flat for name in row))
     return format_csv(head, ([row.get(name) for name in head] for row in flat))
 
 
 def split_figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the cells of a row of a CSV file."""
+    """Returns the CSV cells of a row. A `Figure` becomes three cells, NaN becomes ""."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Figure):

@@ -1,4 +1,4 @@
-"""The parts of HTML pages: sections, tables, charts side by side, findings. A page loads nothing."""
+"""Makes HTML pages from sections, tables, charts and findings. A page loads no other files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ figcaption { font-size: 13px; color: var(--faint); max-width: 60ch; }
 .suspect { border: 1px solid var(--bad); border-radius: 3px; padding: 0 3px; }
 """
 
-#: The most characters of a text in a table.
+#: Maximum number of characters of a text in a table.
 MAX_CHARACTERS = 400
 
 
 def make_page(title: str, about: str, sections: Iterable[str]) -> str:
-    """Returns a page with a heading, a line about it, and sections."""
+    """Returns a page with a heading, a line about its contents, and sections."""
     head = f'{GENERATOR}<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     style = f"<style>{STYLE}{PAGE_STYLE}</style>"
     body = f'<h1>{escape(title)}</h1><p class="faint">{escape(about)}</p>{"".join(sections)}'
@@ -46,14 +46,14 @@ def make_page(title: str, about: str, sections: Iterable[str]) -> str:
 
 
 def compose_section(title: str, *parts: str) -> str:
-    """Returns a section of parts in HTML; empty if all parts are."""
+    """Returns a section with HTML parts; "" if all parts are empty."""
     if not any(parts):
         return ""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
 def make_findings(findings: Sequence[Any]) -> str:
-    """Returns the list of findings, each with `rule`, `text` and `because`."""
+    """Returns a list of findings in HTML. Each finding has `rule`, `text` and `because`."""
     if not findings:
         return '<ul class="findings none"><li>No findings.</li></ul>'
     items = []
@@ -63,12 +63,12 @@ def make_findings(findings: Sequence[Any]) -> str:
 
 
 def make_faint(words: str) -> str:
-    """Returns words in faint brackets; empty without words."""
+    """Returns words in brackets, in a faint colour; "" without words."""
     return f'<span class="faint">({escape(words)})</span>' if words else ""
 
 
 def make_charts(drawings: Iterable[Any]) -> str:
-    """Returns charts side by side, each with `title`, `svg` and `caption`."""
+    """Returns charts side by side in HTML. Each drawing has `title`, `svg` and `caption`."""
     figures = []
     for each in drawings:
         width, _ = find_size(each.svg)
@@ -81,11 +81,11 @@ def make_charts(drawings: Iterable[Any]) -> str:
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Returns a table; empty without rows.
+    """Returns a table in HTML; "" if there is nothing to show.
 
     Args:
-        rows: values by the name of their column: texts, numbers, bools, `Figure`s, or None.
-        columns: those to show, in this order; empty: all. A column without any value is left out.
+        rows: column name -> value: text, number, bool, `Figure` or None.
+        columns: the columns to show, in this order; empty: all. A column without values is left out.
     """
     names = columns or list(dict.fromkeys(key for row in rows for key in row))
     head = []
@@ -106,12 +106,12 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number, or one with an interval."""
+    """Returns whether a value is a number or a `Figure`."""
     return isinstance(value, Figure | int | float) and not isinstance(value, bool)
 
 
 def make_cell(value: Any) -> str:
-    """Returns the cell of a table."""
+    """Returns a table cell in HTML."""
     if isinstance(value, Figure):
         return f'<td class="number">{escape("" if math.isnan(value.value) else describe_figure(value))}</td>'
     if isinstance(value, bool):
@@ -124,11 +124,11 @@ def make_cell(value: Any) -> str:
 
 
 def shorten_value(value: Any) -> Any:
-    """Returns a value for a table: a plain number, or a text that is cut."""
+    """Prepares a value for a table: converts NumPy numbers to Python's, and cuts long texts."""
     if value is None:
         return ""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, str):
         return value if len(value) <= MAX_CHARACTERS else value[: MAX_CHARACTERS - 1] + "\u2026"
-    return value.item() if hasattr(value, "item") else value  # a number of numpy's
+    return value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""Contact sheets of pictures, for pages and for files."""
+"""Draws contact sheets of pictures, for pages and files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Pixels of the side of a picture in a contact sheet.
+#: Width and height of a picture in a contact sheet, in pixels.
 SIDE = 96
 
-#: Pictures of a row of a contact sheet.
+#: Pictures per row of a contact sheet.
 IN_A_ROW = 8
 
 
 def draw_sheet(pictures: Iterable[Array], in_a_row: int = IN_A_ROW) -> bytes:
-    """Returns a contact sheet of pictures [height, width, channels] uint8 as PNG."""
+    """Draws a contact sheet of pictures [height, width, channels] uint8. Returns a PNG file."""
     from PIL import Image
 
     cells = [resize_picture(each) for each in pictures]
@@ -37,7 +37,7 @@ def draw_sheet(pictures: Iterable[Array], in_a_row: int = IN_A_ROW) -> bytes:
 
 
 def resize_picture(picture: Array) -> Any:
-    """Returns a picture of Pillow's, in the middle of a black square."""
+    """Scales a picture and centres it in a black square. Returns a Pillow image."""
     from PIL import Image
 
     pixels = picture[..., 0] if picture.shape[-1] in (1, 2) else picture[..., :3]
@@ -51,5 +51,5 @@ def resize_picture(picture: Array) -> Any:
 
 
 def to_data_address(content: bytes) -> str:
-    """Returns a PNG file as an address that a page can use without loading anything."""
+    """Returns a PNG file as a `data:` URL."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
