@@ -1,5 +1,5 @@
-"""Private names of other packages: what a new release of them can break. Nothing else in scaleflow uses such a name.
+"""Contains all uses of private names of other packages. New releases of these packages can break them.
 
-Each module is named after a package. Each function has its purpose in the first line, which `tests/compat` shows when
-one of the names in the function is gone. The names were checked with all versions that pyproject.toml allows.
+There is one module per package. The first line of each function's docstring is its purpose: `tests/compat` shows it if
+a release lacks a name that the function uses. The names exist in all versions that pyproject.toml allows.
 """

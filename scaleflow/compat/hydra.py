@@ -15,13 +15,13 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
 
-#: Applies overrides of keys to a composed config, so that the jobs of a sweep do not read the files again.
+#: Applies overrides to a composed config, so that the jobs of a sweep do not read the YAML files again.
 apply_overrides = ConfigLoaderImpl._apply_overrides_to_config
 
 
 @contextlib.contextmanager
 def skip_mode() -> Iterator[None]:
-    """Keeps Hydra from composing the config a first time, for `hydra.mode` only."""
+    """Skips Hydra's first composition of the config, which only reads `hydra.mode`."""
     find_mode = Hydra.get_mode
     Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
@@ -31,25 +31,25 @@ def skip_mode() -> Iterator[None]:
 
 
 def read_return(returned: JobReturn) -> object:
-    """Returns what a job returned, or raises its error. Hydra also prints a line, though the reason was shown."""
+    """Returns a job's result, or raises its error. Hydra's own property would also print a line about the error."""
     if returned.status is JobStatus.COMPLETED:
         return returned._return_value
     raise returned._return_value
 
 
 def find_package_source() -> type[ConfigSource]:
-    """Returns the class that reads config files from packages. Hydra imports it twice, so an import finds another."""
+    """Returns the class that reads config files from packages. An import gives another class: Hydra loads it twice."""
     Plugins.instance()
     return SourcesRegistry.instance().resolve("pkg")
 
 
 def find_plugins_again() -> None:
-    """Makes Hydra look for plugins once more, in a process that inherited those of another one."""
+    """Makes Hydra search for plugins again, in a forked process that inherited its parent's plugins."""
     Plugins.instance()._initialize()
 
 
 def import_basic_sweeper() -> Any:
-    """Returns the module of Hydra's basic sweeper. Hydra imports it twice, and a class of the first time fails."""
+    """Returns the module of Hydra's basic sweeper. Hydra imports it twice, and classes of the first import fail."""
     from hydra._internal.core_plugins import basic_sweeper
 
     return basic_sweeper

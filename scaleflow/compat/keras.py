@@ -28,31 +28,31 @@ def to_tf_variable(variable: Any) -> Any:
 
 
 def flatten_layers(layer: Any, *, include_self: bool = True, recursive: bool = True) -> list[Any]:
-    """Lists the layers inside of a layer, at any depth. Keras's `layers` are only those of a model, the outermost."""
+    """Lists the layers inside a layer, at any depth. Keras's `layers` has only the outermost layers of a model."""
     return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
 def find_functional(layer: Any) -> Any:
-    """Returns the functional model that a layer is, or that a sequential model consists of; None for other layers."""
+    """Returns a functional model itself, or the one inside a sequential model; None for other layers."""
     functional = getattr(layer, "_functional", None) or layer
     return functional if isinstance(functional, Functional) else None
 
 
 def find_plain_graph(layer: Any) -> Any:
-    """Returns the functional model of a layer as `find_functional` does, but None if its class overrides `call`."""
+    """Returns the functional model of a layer like `find_functional`, but None if its class overrides `call`."""
     graph = find_functional(layer)
     kind = keras.Sequential if isinstance(layer, keras.Sequential) else Functional
     return graph if graph is not None and type(layer).call is kind.call else None
 
 
 def list_nodes(graph: Any) -> list[Any]:
-    """Lists the calls of layers in a functional model, in the order in which Keras runs them, without the inputs."""
+    """Lists the calls of layers in a functional model, in Keras's order of execution, without the inputs."""
     by_depth = graph._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
 def find_node(tensor: Any) -> tuple[Any, int]:
-    """Returns the call of a layer that computes a symbolic tensor, and which of the call's outputs the tensor is."""
+    """Returns the layer call that computes a symbolic tensor, and the tensor's index in the call's outputs."""
     history = tensor._keras_history
     return history.operation._inbound_nodes[history.node_index], history.tensor_index
 
@@ -68,41 +68,41 @@ def standardize_inputs(model: Any, graph: Any, given: Any) -> list[tf.Tensor]:
 
 
 def list_own_losses(layer: Any) -> list[tf.Tensor]:
-    """Lists the losses that a layer and those inside of it have added, without the regularization of weights."""
+    """Lists the losses that a layer and its inner layers have added, without the regularization of weights."""
     return [loss for part in flatten_layers(layer) for loss in part._get_own_losses()]
 
 
-#: The list of the losses that a layer adds.
+#: The attribute with the losses that a layer adds.
 LOSSES = "_losses"
 
 
 def is_training(layer: Any) -> bool:
-    """Whether the call of a layer that runs now is one of training."""
+    """Returns whether the current call of a layer is in training mode."""
     return bool(layer._get_call_context().training)
 
 
 def set_trainable(trainable: Iterable[tuple[Any, bool]]) -> None:
-    """Sets whether each layer or variable trains. Keras's own setter also changes what is inside of a layer."""
+    """Sets whether each layer or variable trains. Keras's own setter also changes inner layers."""
     for part, is_trained in trainable:
         part._trainable = is_trained
 
 
-#: The weights that a layer trains itself, without those of layers inside of it; those that an optimizer was built for.
+#: Returns a layer's own trainable weights, without inner layers, or the variables that an optimizer was built for.
 list_own_weights = attrgetter("_trainable_variables")
 
 
-#: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
+#: A layer's attributes for LoRA: the weight matrix, and the two low-rank matrices whose product is added to it.
 LORA = (("_kernel", "lora_kernel_a", "lora_kernel_b"), ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"))
 
 
 def list_lora_matrices(layer: Any) -> tuple[Any, Any, Any]:
-    """Returns the weight matrix and LoRA's two matrices of a layer; Keras shows only the sum of the matrix and LoRA."""
+    """Returns a layer's weight matrix and LoRA's two matrices. Keras's public attribute is only their sum."""
     weights, first, second = (getattr(layer, name) for name in next(each for each in LORA if hasattr(layer, each[1])))
     return weights, first, second
 
 
 def remove_lora(layer: Any) -> None:
-    """Removes LoRA from a layer. Keras removes it only in the file that it writes."""
+    """Removes LoRA from a layer. Keras does this only in the files that it writes."""
     _, *matrices = list_lora_matrices(layer)
     layer.lora_enabled = False
     layer.lora_rank = None
@@ -113,7 +113,7 @@ def remove_lora(layer: Any) -> None:
 
 @contextlib.contextmanager
 def hide_default_signatures() -> Iterator[None]:
-    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    """Hides the functions that Keras adds to a SavedModel for each model: unused, and slow to trace (twice)."""
     name = "_default_save_signature"
     owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
     before = vars(owner)[name] if owner else None
@@ -129,47 +129,47 @@ def hide_default_signatures() -> Iterator[None]:
 # Variables and tensors
 
 
-#: TensorFlow's variable of a Keras variable, also where a stateless scope replaces the value; None before it has one.
+#: Returns the TensorFlow variable of a Keras variable, even in a stateless scope; None before it exists.
 read_stored = attrgetter("_value")
 
 
 def store_variable(variable: Any, value: Any) -> None:
-    """Replaces TensorFlow's variable of a Keras variable. A value becomes a new variable on the current device."""
-    if isinstance(value, tf.Variable):  # of which Keras before 3.12 makes another one
+    """Replaces the TensorFlow variable of a Keras variable. A value becomes a new variable on the current device."""
+    if isinstance(value, tf.Variable):  # `_initialize` of Keras before 3.12 would copy it to another variable
         variable._value = value
     else:
         variable._initialize(value)
 
 
 def cast_like(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """Casts a value to the dtype in which the layer around computes, as Keras does when it reads a variable."""
+    """Casts a value to the current layer's compute dtype, as Keras does when it reads a variable."""
     return variable._maybe_autocast(value)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor the mask that Keras passes on with it; nothing for None."""
+    """Gives a tensor a Keras mask. Does nothing for None."""
     if mask is not None:
         backend.set_keras_mask(tensor, mask)
 
 
-# What Keras keeps for a process or a thread
+# State of a process or a thread
 
 
 #: The module with Keras's operations on TensorFlow.
 OPERATIONS = backend.numpy
 
-#: What Keras's layers read from the thread: the call they are part of (`training`), and the dtype they compute in.
+#: Thread state that Keras's layers read: the call that they are part of (`training`), and the compute dtype.
 LAYER_STATE = ("current_call_ctx", "autocast_scope")
 
 
 def read_layer_state() -> dict[str, Any]:
-    """Copies what Keras's layers read from the thread: layers change it later."""
+    """Returns a copy of the thread state in `LAYER_STATE`. Layers change it later."""
     return {name: copy.copy(global_state.get_global_attribute(name)) for name in LAYER_STATE}
 
 
 @contextlib.contextmanager
 def use_layer_state(layer_state: Mapping[str, Any]) -> Iterator[None]:
-    """Makes layers in this context run as at the time of `read_layer_state`."""
+    """Sets the thread state from `read_layer_state` for layers in the `with` block."""
     before = {name: global_state.get_global_attribute(name) for name in LAYER_STATE}
     for name in LAYER_STATE:
         global_state.set_global_attribute(name, copy.copy(layer_state[name]))
@@ -181,9 +181,10 @@ def use_layer_state(layer_state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def keep_names(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps a function so that the layers of a second model have the names of the first.
+    """Wraps a function that makes a model, so that layers have the same names at each call.
 
-    Keras numbers layers through a whole process. A coordinator makes its model twice, and patterns have to match both.
+    Keras numbers layers across the whole process. A coordinator makes its model twice, and the config's patterns must
+    match both.
     """
     first: list[dict[str, int]] = []
 
@@ -197,12 +198,12 @@ def keep_names(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a method of an optimizer or a layer. The new function gets the one before as its first argument."""
+    """Replaces a method of an optimizer or a layer. The new function gets the old method as its first argument."""
     object.__setattr__(owner, name, partial(function, getattr(owner, name)))
 
 
 def wrap_once(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a function of a module or a class as `wrap` does, for this process, the first time only."""
+    """Replaces a function of a module or a class like `wrap`, in this process. Further calls have no effect."""
     plain = getattr(owner, name)
     if hasattr(plain, "replaces"):
         return
@@ -217,8 +218,9 @@ def wrap_once(owner: Any, name: str, function: Callable[..., Any]) -> None:
 # Optimizers
 
 
-#: The steps of an optimizer's update that scaleflow replaces: the decay of weights, their moving averages, the sum of
-#: gradients over replicas; of a LossScaleOptimizer the update by finite gradients, and whether one is taken unscaled.
+#: Methods of an optimizer that scaleflow replaces: weight decay, moving averages of weights, and the sum of gradients
+#: over replicas. The last two are methods of a LossScaleOptimizer: the update with finite gradients, and the question
+#: whether the gradient of a variable is not scaled.
 DECAY = "_apply_weight_decay"
 AVERAGE = "_update_model_variables_moving_average"
 SUM = "_all_reduce_sum_gradients"
@@ -230,43 +232,43 @@ ITERATIONS = "_iterations"
 
 
 def merge_call(optimizer: Any, function: Callable[..., None], *arguments: Any) -> None:
-    """Calls `function(strategy, *arguments)` once for all replicas, as Keras's optimizers change their variables."""
+    """Calls `function(strategy, *arguments)` once for all replicas, as Keras's optimizers do for their updates."""
     strategy = optimizer._distribution_strategy
     tf.__internal__.distribute.interim.maybe_merge_call(function, strategy, *arguments)
 
 
 def find_index(optimizer: Any, variable: Any) -> int:
-    """Returns which of the variables that an optimizer was built for a variable is, or is a copy of."""
+    """Returns the index of a variable, or of the variable that it is a copy of, in an optimizer's variables."""
     return int(optimizer._get_variable_index(variable))
 
 
 def find_slots(optimizer: Any, variable: Any) -> list[Any]:
-    """Returns what Adagrad (the squares) or Adam (the mean, the squares) keeps of the gradients of a variable."""
+    """Returns the slots of a variable: the squares of Adagrad, or the mean and the squares of Adam."""
     names = ("_accumulators",) if isinstance(optimizer, keras.optimizers.Adagrad) else ("_momentums", "_velocities")
     return [getattr(optimizer, name)[find_index(optimizer, variable)] for name in names]
 
 
 def list_averages(optimizer: Any) -> list[Any]:
-    """Lists the moving averages of the variables that an optimizer was built for; nothing if it keeps none."""
+    """Lists an optimizer's moving averages of the model's variables; [] without moving averages."""
     return list(optimizer._model_variables_moving_average) if optimizer.use_ema else []
 
 
 def find_rate(optimizer: Any) -> Any:
-    """Returns what an optimizer's learning rate comes from: a schedule, or a variable. Keras shows the rate only."""
+    """Returns the schedule or variable of an optimizer's learning rate. Keras's public attribute is only the rate."""
     return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
 
 
 def find_decay(optimizer: Any, variable: Any) -> float:
-    """Returns the weight decay of a variable. Muon has another one for those that it updates as Adam does."""
+    """Returns the weight decay of a variable. Muon has another value for variables that it updates like Adam."""
     adam = getattr(optimizer, "adam_weight_decay", None)
     amount = optimizer.weight_decay if adam is None or not optimizer._should_use_adamw(variable) else adam
     return (amount or 0.0) * bool(optimizer._use_weight_decay(variable))
 
 
-#: The metric with which a model computes the mean of its loss in `fit`.
+#: Returns the metric with the mean loss of a model in `fit`.
 find_loss_mean = attrgetter("_loss_tracker")
 
-#: In a metric: `up` or `down` if larger or smaller results are better, for Keras's tuner. In a callback: the method
-#: that decides it, which Keras calls after the first epoch. Some have none.
+#: DIRECTION: a metric's attribute with `up` or `down`, if larger or smaller results are better. DECIDE: a callback's
+#: method that determines the direction, which Keras calls after the first epoch. Some metrics and callbacks lack them.
 DIRECTION = "_direction"
 DECIDE = "_set_monitor_op"

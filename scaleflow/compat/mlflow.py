@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-#: Tables of an SQL store, and their columns with the absolute address of an artifact folder.
+#: (table, column) of an SQL store with the absolute addresses of artifact folders.
 LOCATION_COLUMNS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -18,7 +18,7 @@ LOCATION_COLUMNS = (
 
 
 def use_tracking_uri(uri: str) -> AbstractContextManager[None]:
-    """Returns a context with another tracking URI. The public functions cannot restore that none was set."""
+    """Returns a context with another tracking URI. The public functions cannot restore an unset URI."""
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
     changed: AbstractContextManager[None] = _use_tracking_uri(uri)

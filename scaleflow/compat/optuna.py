@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def continue_trial(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> optuna.Trial:
-    """Returns a trial that another process began and left open, so that it can be run and told."""
+    """Returns an open trial of another process as a running trial, which can be continued and reported."""
     import optuna
 
     return optuna.trial.Trial(study, trial._trial_id)

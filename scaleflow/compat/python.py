@@ -5,5 +5,5 @@ from operator import attrgetter
 from subprocess import _args_from_interpreter_flags as list_flags  # type: ignore[attr-defined]  # such as -O
 from threading import _shutdown as join_threads  # type: ignore[attr-defined]  # as an interpreter does at its end
 
-#: The arguments of a parser of `argparse`, for a message about those that lack.
+#: Returns the arguments of an `argparse` parser, for a message about missing ones.
 list_arguments = attrgetter("_actions")

@@ -10,7 +10,7 @@ from tensorflow.python.eager.record import should_record_backprop as are_recorde
 from tensorflow.python.eager.record import stop_recording  # a context in which no tape records
 from tensorflow.python.framework import op_def_registry
 
-#: How the types of operations begin that draw random numbers, if they have a state: not `StatelessRandom...`.
+#: Prefixes of the types of operations that draw random numbers from a state, unlike `StatelessRandom...`.
 RANDOM_OPERATIONS = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
     *("StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal", "Rng"),
@@ -20,19 +20,19 @@ RANDOM_OPERATIONS = (
 
 
 def draws_random(kind: str) -> bool:
-    """Whether operations of a type draw random numbers from a state of TensorFlow's own."""
+    """Returns whether operations of this type draw random numbers from TensorFlow's own state."""
     described = op_def_registry.get(kind) if kind.startswith(RANDOM_OPERATIONS) else None
     return described is not None and bool(described.is_stateful)
 
 
 def has_runtime() -> bool:
-    """Whether TensorFlow has started its runtime in this process, which then must not be forked."""
+    """Returns whether TensorFlow has started its runtime in this process. If so, the process must not fork."""
     started = context.context_safe()
     return started is not None and bool(started._initialized)
 
 
 def find_called_graph(graph: Any, name: str) -> Any:
-    """Returns the graph of the function that an operation of a graph names, such as a loop's body; None if unknown."""
+    """Returns the graph of a function that an operation calls by name, such as a loop's body; None if unknown."""
     return getattr(graph._get_function(name), "graph", None)
 
 
@@ -42,7 +42,7 @@ def find_first_copy(variable: Any) -> Any:
 
 
 def find_whole(variable: Any) -> Any:
-    """Returns the variable of all replicas that a variable is a copy of, or itself."""
+    """Returns the distributed variable that a variable is a copy of, or else the variable itself."""
     container = getattr(variable.handle, "_distributed_container", lambda: None)
     whole = container()
     return variable if whole is None else whole
