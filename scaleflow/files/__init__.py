@@ -1,1 +1,1 @@
-"""Files and object stores: addresses, formats, caches. Without TensorFlow."""
+"""Files and object stores: addresses, formats, caches. Does not import TensorFlow."""

@@ -1,4 +1,4 @@
-"""Files that are made once and kept for later runs, in the user's cache folder or in `dataset.cache_dir`."""
+"""Caches files for later runs, in the user's cache folder or in `dataset.cache_dir`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from filelock import FileLock, Timeout
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 
-#: Files that were not used for so many days are deleted when another one is made.
+#: When a file is added, files that were not used for this number of days are deleted.
 KEPT_DAYS = 90
 
-#: How long a process waits for another one that makes the same file. Then it makes it, too.
+#: Seconds to wait for another process that makes the same file. After that, this process makes it itself.
 WAIT_SECONDS = 3600.0
 
 
 class Entry(NamedTuple):
-    """A value of the cache, and the day on which it was learned, as ISO 8601."""
+    """A cached value, and the day on which it was learned (ISO 8601)."""
 
     day: str
     value: Any
 
 
 class Cache:
-    """A folder of files that are made once, by whichever process comes first.
+    """A folder of cached files. The first process that needs a file makes it.
 
-    The name of a file is a digest of its key: of all that its content depends on.
+    The name of a file is a digest of its key, which contains everything that the file's content depends on.
 
     Args:
-        cache_dir: `dataset.cache_dir`; None: the folder `name` of scaleflow in the user's cache folder.
-        name: of the folder.
+        cache_dir: `dataset.cache_dir`; None: the folder `scaleflow/name` in the user's cache folder.
+        name: the name of the folder.
 
     Attributes:
-        problems: what is wrong with entries, in words.
+        problems: messages about damaged or unreadable entries.
 
     Raises:
         ConfigError: if `cache_dir` is not a path.
@@ -58,14 +58,14 @@ class Cache:
     def make(
         self, path: Path, write: Callable[[], Iterable[bytes]], is_good: Callable[[Path], bool] | None = None
     ) -> None:
-        """Writes the bytes that `write()` yields to a file of `place`, unless it is good. It appears when it is whole.
+        """Writes a file of `place`, unless it is already good. The file appears under its name when it is complete.
 
         If several processes ask for the same file, one of them makes it. Raises OSError if it cannot be written.
 
         Args:
-            path: of the file.
-            write: makes the content.
-            is_good: whether the file need not be made; None: it is there.
+            path: the file.
+            write: yields the content.
+            is_good: returns whether the file need not be made; None: whether it exists.
         """
         is_good = is_good or mark_used
         if is_good(path):
@@ -76,16 +76,18 @@ class Cache:
         lock = FileLock(path.with_suffix(".lock"))
         has_waited = False
         try:
-            with contextlib.suppress(OSError, NotImplementedError):  # nothing can be locked here: each process makes it
+            # If this file system has no locks, each process makes the file.
+            with contextlib.suppress(OSError, NotImplementedError):
                 try:
                     lock.acquire(timeout=0)
                 except Timeout:
                     has_waited = True
                     with contextlib.suppress(Timeout):
                         lock.acquire(timeout=WAIT_SECONDS)
-            if is_good(path):  # of the process that had the lock before
+            if is_good(path):  # another process has made it
                 return
-            if has_waited:  # that process has failed; those that waited do not fail one after the other
+            # The other process failed. Without the lock, all waiting processes try now, not one after the other.
+            if has_waited:
                 lock.release()
             write_whole(path, write())
             self._delete_old(path.name.partition(".")[2])
@@ -94,7 +96,7 @@ class Cache:
                 lock.release()
 
     def load(self, path: Path) -> Entry | None:
-        """Returns the value that `encode_entry` wrote; None if there is none, or it is damaged."""
+        """Returns the value that `encode_entry` wrote; None if the file is missing, unreadable or damaged."""
         try:
             head, _, text = path.read_text("utf-8").partition("\n")
             about = json.loads(head)
@@ -115,20 +117,20 @@ class Cache:
         oldest = time.time() - KEPT_DAYS * 86_400
         own = re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
         for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):  # other processes delete, too
+            with contextlib.suppress(OSError):  # another process may delete it at the same time
                 if own.fullmatch(path.name) and path.stat().st_mtime < oldest:
                     path.unlink()
 
 
 def mark_used(path: Path) -> bool:
-    """Notes that a file was used, and returns whether it is there."""
+    """Sets the file's time of last use to now. Returns whether it exists."""
     with contextlib.suppress(OSError):
         os.utime(path)
     return path.exists()
 
 
 def encode_entry(text: str, **about: str) -> bytes:
-    """Returns a value, as JSON, with a first line that says what it is, the day, and its digest."""
+    """Encodes a value, given as JSON. A first line has its description (`about`), the day, and its digest."""
     head = {**about, "learned": datetime.date.today().isoformat(), "digest": digest_text(text)}
     return f"{json.dumps(head)}\n{text}".encode()
 
@@ -138,9 +140,10 @@ def digest_text(text: str) -> str:
 
 
 def find_cache_folder(cache_dir: Any, name: str) -> Path:
-    """Returns `dataset.cache_dir`, or the folder `name` of scaleflow in the user's cache folder if it is null.
+    """Returns `dataset.cache_dir`, or if it is null the folder `scaleflow/name` in the user's cache folder.
 
-    It need not exist. Without a home folder it begins with `~`. Raises ConfigError if `cache_dir` is not a path.
+    The folder may not exist yet. Without a home folder, the path starts with `~`. Raises ConfigError if `cache_dir` is
+    not a path.
     """
     if cache_dir is not None and (not isinstance(cache_dir, str) or not cache_dir.strip()):
         raise ConfigError(f"dataset.cache_dir={cache_dir}: expected a path or null")
@@ -162,7 +165,7 @@ def name_entry(key: str) -> str:
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Writes a file that appears when it is whole."""
+    """Writes a file under a temporary name and renames it, so that no process sees an incomplete file."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with part.open("wb") as file:

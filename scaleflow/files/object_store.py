@@ -1,7 +1,7 @@
-"""Object stores, `s3://`, `gs://` and `abfs://`, with pyarrow's file systems: addresses, connections, errors in words.
+"""Connects to object stores, `s3://`, `gs://` and `abfs://`, with pyarrow's file systems, and explains their errors.
 
 Endpoints and credentials come from the environment, and from the files and services that each store's own tools use.
-pyarrow is imported inside the functions, because only addresses need it.
+pyarrow is imported inside the functions, because most runs use only local paths.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from scaleflow.errors import ConfigError
 
-#: Scheme of an address -> what to set if the store refuses a request.
+#: Scheme of an address -> variables to set if the store refuses a request.
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and AWS_ENDPOINT_URL for a store of your own",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or STORAGE_EMULATOR_HOST for an emulator",
@@ -22,12 +22,12 @@ CREDENTIALS = {
     "store of your own",
 }
 
-#: Time limits: of a connection, of a request, and of an answer with all repetitions. In seconds.
+#: Time limits in seconds: for a connection, a request, and an answer with all retries.
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 20.0
 ANSWER_SECONDS = 60.0
 
-#: How often a request is made until it fails.
+#: Attempts before a request fails.
 ATTEMPTS = 3
 
 #: The name and the password of a user in an address.
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 
 def is_store_address(value: Any) -> bool:
-    """Returns whether a value of a config is an address, and not a path."""
+    """Returns whether a config value is an address rather than a path."""
     return isinstance(value, str) and "://" in value
 
 
 def split_address(key: str, address: str) -> tuple[str, str]:
-    """Returns the scheme of an address, and its path without slashes at the end.
+    """Returns the scheme of an address, and its path without trailing slashes.
 
-    Raises ConfigError, which names `key`, if the address has another scheme, or contains credentials.
+    Raises ConfigError if the address has another scheme or contains credentials. `key` starts the message.
     """
     if USER.match(address):
         raise ConfigError(f"{key}: an address must not contain credentials; set them in the environment")
@@ -55,9 +55,9 @@ def split_address(key: str, address: str) -> tuple[str, str]:
 
 
 def call_store(key: str, address: str, call: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
-    """Returns the result of requests to a store. Raises ConfigError if they fail, or take more than `seconds`.
+    """Runs `call`, which sends requests to a store, and returns its result.
 
-    The message names `key` and `address`.
+    Raises ConfigError if the call fails or takes more than `seconds`. The message contains `key` and `address`.
     """
     results: list[T] = []
     errors: list[Exception] = []
@@ -79,7 +79,7 @@ def call_store(key: str, address: str, call: Callable[[], T], seconds: float = A
 
 
 def explain_store_error(error: Exception) -> str:
-    """Returns the reason of a store's error, without credentials."""
+    """Explains a store's error in a few words, without credentials."""
     text = " ".join(str(error).split())
     denied = r"ACCESS_DENIED|HTTP status 403|INVALID_ACCESS_KEY|SIGNATURE|Forbidden|[Cc]redential"
     if re.search(rf"{denied}|Status\((PERMISSION_DENIED|UNAUTHENTICATED)", text):
@@ -94,7 +94,7 @@ def explain_store_error(error: Exception) -> str:
 
 
 def split_endpoint(address: str | None) -> tuple[str, str] | None:
-    """Returns the scheme and the host with its port of an endpoint such as http://127.0.0.1:9023; None without one."""
+    """Splits an endpoint such as http://127.0.0.1:9023 into scheme and HOST:PORT; None if there is no endpoint."""
     if not address:
         return None
     scheme, _, host = address.rpartition("://")
@@ -115,7 +115,7 @@ def connect(scheme: str) -> Any:
                 connect_timeout=CONNECT_SECONDS,
                 request_timeout=REQUEST_SECONDS,
                 retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-                background_writes=False,  # otherwise what is written faster than it is sent fills the memory
+                background_writes=False,  # background writes fill the memory if writing is faster than sending
             )
         if scheme == "gs":
             endpoint = split_endpoint(environment.get("STORAGE_EMULATOR_HOST"))  # the variable of Google's tools

@@ -1,4 +1,4 @@
-"""The formats of table files, by their suffixes, and the form of CSV files. Imports neither TensorFlow nor pyarrow."""
+"""The formats of table files by suffix, and the form of CSV files. Imports pyarrow only if needed, TensorFlow never."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ FORMATS = {
 }
 
 
-#: Delimiters that are recognised, in so many of the first lines, in so many bytes.
+#: Delimiters that are recognised, and the number of lines and bytes at the start of a file that are examined.
 DELIMITERS = ";\t|"
 FIRST_LINES = 20
 SAMPLE = 1 << 16
 
-#: What Excel writes in the first line to name the delimiter.
+#: The first line of some CSV files from Excel, which declares the delimiter.
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\n\r])"?', re.IGNORECASE)
 
 
 def find_format(path: str, key: str) -> str:
-    """Returns the format by the last suffix that denotes one, as of `a.csv.gz` or `train.parquet-00000`.
+    """Returns the format of a file from its last known suffix, also for `a.csv.gz` or `train.parquet-00000`.
 
-    Raises ConfigError, which names `key`, if no suffix does.
+    Raises ConfigError if it has no known suffix. `key` starts the message.
     """
     for suffix in reversed(Path(path).suffixes):
         if name := FORMATS.get(suffix.lower().partition("-")[0]):
@@ -55,18 +55,21 @@ class CsvForm:
     """The form of CSV files."""
 
     delimiter: str | None = None  # between the fields; None: a tab in `.tsv` files, a comma in others
-    #: Names of the columns, if the files have no header line. A header line with all of these names is recognised.
+    #: Names of the columns of files without a header line. A header line with all of these names is recognised.
     header: tuple[str, ...] = ()
     encoding: str = "utf8"
     missing: tuple[str, ...] = ()  # the strings that mean a missing value
-    has_separator_line: bool = False  # whether a line such as `sep=;`, which Excel writes, is before the header
+    has_separator_line: bool = False  # whether Excel's line, such as `sep=;`, precedes the header
 
     def delimiter_of(self, path: str) -> str:
         return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
 
     def recognise(self, stream: Any, path: str) -> CsvForm:
-        """Returns the form with the delimiter that the first lines have, if none is given, and whether a line `sep=;`
-        is the first. `stream` has the bytes of the file. The usual delimiter is not replaced unless another one fits.
+        """Returns the form with the delimiter of the file's first lines, and detects a first line such as `sep=;`.
+
+        A delimiter that the user set stays. Otherwise the suffix's usual delimiter stays, unless another one divides
+        all examined lines into the same, larger number of fields. `stream` has the bytes of the file. Raises
+        ValueError for UTF-16.
         """
         start = stream.read(SAMPLE)
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -87,11 +90,10 @@ class CsvForm:
         return self if best == usual else replace(self, delimiter=best)
 
     def read_first_fields(self, stream: Any, path: str) -> list[str]:
-        """Returns the fields of the first row of a file, of which `stream` yields the bytes.
+        """Returns the fields of the first row of a file. `stream` has its bytes.
 
-        pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
-
-        Raises ValueError if the file is empty, or is not text in this form.
+        Does not use pyarrow's reader, which reads ahead and can abort or hang if it is closed before the end. Raises
+        ValueError if the file is empty, or is not text in this form.
         """
         is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
         text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else self.encoding, newline="")
@@ -109,8 +111,9 @@ class CsvForm:
         return first
 
     def parse_options(self, path: str, note: Callable[[Any, str], None]) -> Any:
-        """Returns pyarrow's options for a file. Rows with a wrong number of fields are left out; `note` gets the number
-        of each, counted from 1 with the header line, and what is wrong with it.
+        """Returns pyarrow's options for a file, which leave out rows with a wrong number of fields.
+
+        `note` gets the number of each such row, counted from 1 with the header line, and the reason.
         """
         from pyarrow.csv import ParseOptions
 
@@ -121,7 +124,7 @@ class CsvForm:
         return ParseOptions(delimiter=self.delimiter_of(path), newlines_in_values=True, invalid_row_handler=leave_out)
 
     def check(self, path: str, format_name: str) -> None:
-        """Rejects options that are wrong, or that a file does not need."""
+        """Raises ConfigError for invalid options, and for options of CSV if the file has another format."""
         delimiter = self.delimiter
         encoding = self.encoding
         if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
@@ -139,7 +142,7 @@ class CsvForm:
 
 @contextlib.contextmanager
 def refuse_unreadable_file(label: str) -> Iterator[None]:
-    """Raises pyarrow's errors as ConfigError, whose message begins with `label`."""
+    """Converts pyarrow's errors in a `with` block to ConfigError. `label` starts the message."""
     import pyarrow
 
     try:
@@ -149,7 +152,7 @@ def refuse_unreadable_file(label: str) -> Iterator[None]:
 
 
 def explain_arrow_error(error: Exception) -> str:
-    """Returns pyarrow's reason, without the path and the advice that it puts around it."""
+    """Returns the reason in a pyarrow error, without the surrounding path and advice."""
     line = str(error).strip().partition("\n")[0]
     reason = re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"
     return reason + ("; name its encoding, such as dataset.encoding=latin-1" if "invalid UTF" in reason else "")
