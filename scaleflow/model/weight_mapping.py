@@ -358,7 +358,7 @@ class WeightMapping:
         moves: Sequence[Move],
         convert: Convert,
     ) -> Sequence[Array] | None:
-        """Returns a layer's fresh weights with all corresponding rows and columns replaced; None if that is impossible."""
+        """Returns a layer's fresh weights with corresponding rows and columns replaced; None if that is impossible."""
         fresh = [read_variable(each) for each in layer.weights]
         parts = [*zip(old, fresh, axes, strict=True)]
         is_head = convert is not keep_columns

@@ -258,7 +258,7 @@ def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
 
 
 def normalise_name(name: str) -> Decimal | str:
-    """Returns a value that is equal for all variants of a name: a Decimal for a number, lower case for true and false."""
+    """Returns a value that all variants of a name share: a Decimal for a number, lower case for true and false."""
     if re.match(IS_NUMBER, name):
         return Decimal(name)  # as floats, different ids of 17 digits could be equal
     return name.lower() if name.lower() in ("true", "false") else name

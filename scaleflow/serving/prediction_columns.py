@@ -100,7 +100,7 @@ def find_not_finite(described: Outputs, values: Array) -> Array:
 
 
 def choose_classes(described: Outputs, chances: Array) -> Array:
-    """Returns the predicted classes [rows, ...] int64: by `Outputs.threshold` if it is set, else the most probable ones."""
+    """Returns the predicted classes [rows, ...] int64, by `Outputs.threshold` or the highest probability."""
     is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
     return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
 

@@ -168,7 +168,7 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
 
 
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
-    """Returns, for each text, its first `MAX_WORDS` words and their contributions as JSON [[word, contribution], ...]."""
+    """Returns, for each text, its first `MAX_WORDS` words with contributions as JSON [[word, contribution], ...]."""
     ((name, encoded),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
     texts = [decode_text(each) for each in encoded]
@@ -192,7 +192,7 @@ def round_effect(value: float) -> float:
 
 
 def cover_part(pictures: Array, place: int) -> Array:
-    """Gives one part of the grid, counted from 0, the mean colour of its picture. Pictures are [..., h, w, channels]."""
+    """Covers part `place` of the grid, counted from 0, with the mean colour. Pictures are [..., h, w, channels]."""
     rows, columns = (
         slice(side * n // GRID, side * (n + 1) // GRID)
         for side, n in zip(pictures.shape[-3:-1], divmod(place, GRID), strict=True)
