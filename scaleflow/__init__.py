@@ -5,7 +5,7 @@
     result = run("strategy=mirrored", "precision=mixed", "training.epochs=3")
     result.run_id, result.metrics["test/accuracy"]
 
-Importing the package imports nothing heavy: each public name is imported when it is used.
+Importing the package is fast: each public name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: The public names of the core, by the module that defines them. `interfaces/features.py` finds those of the features.
+#: Module -> its public names, for the core. `interfaces/features.py` finds the public names of features.
 _NAMES = {
     "scaleflow.api": ("JobResult", "Result", "RunFailed", "SweepResult", "best_run", "compose", "run", "run_sweep"),
     "scaleflow.errors": ("ConfigError",),
@@ -47,7 +47,7 @@ _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def _list_places() -> dict[str, str]:
-    """Returns all public names, those of features included, each with its module."""
+    """Returns public name -> module, for the core and all features."""
     from scaleflow.interfaces.features import list_features
 
     places = dict(_PLACES)

@@ -1,4 +1,4 @@
-"""`python -m scaleflow`, and the console script."""
+"""Entry point of `python -m scaleflow` and of the console script."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from scaleflow.launcher.processes.handover import hand_over
 
 
 def entry() -> None:
-    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first."""
+    """Runs the command and ends the process. Hands the command to a warm server, if there is one."""
     run = greet_and_run
     try:
         if sys.argv[1:3] != ["--json", "warm"] and sys.argv[1:2] != ["warm"]:
@@ -27,7 +27,7 @@ def interrupt() -> NoReturn:
 
 
 def greet_and_run() -> int:
-    """Imports the command, which takes a third of a second, and runs it; returns its exit code."""
+    """Imports the command, which takes a third of a second, and runs it. Returns its exit code."""
     from scaleflow import __version__
     from scaleflow.interfaces.collector import pause_collector
     from scaleflow.launcher.display import greet
@@ -42,9 +42,10 @@ def greet_and_run() -> int:
 
 
 def surely_trains(words: Sequence[str]) -> bool:
-    """Returns whether a command trains or is refused, whatever its config is.
+    """Returns whether a command either trains or is rejected, whatever its config is.
 
-    A flag may ask for something else, and the config of a cluster may ask for a script, which is all that is printed.
+    With other flags it may do something else. With `cluster` or `experiment` overrides it may print a job script, which
+    must be the only output.
     """
     flags = ("-m", "--multirun", "--json")
     return all(word in flags or re.match(r"(?!cluster|experiment)\w[\w./]*=", word) for word in words)

@@ -2,16 +2,17 @@
 
     from scaleflow import best_run, compose, run, run_sweep
 
-    config = compose("model=cnn", "training.epochs=3")    # what the command line would make of these words
+    config = compose("model=cnn", "training.epochs=3")    # the config of this command line
     result = run("model=cnn", "training.epochs=3")        # or run(config)
     print(result.run_id, result.metrics["test/accuracy"])
-    sweep = run_sweep("model.units=32,128,512")           # a job for each value, as -m
+    sweep = run_sweep("model.units=32,128,512")           # a job for each value, like -m
     print(sweep.best.overrides, sweep.best.result.model_uri)
-    best = best_run(sweep.run_id)                         # later: by the id of the sweep's run, or by its folder
+
+    best = best_run(sweep.run_id)                         # later: by the ID of the sweep's run, or by its folder
 
 The worker is a separate process, as on the command line, except with `debug=inline`. So a script needs no
-`if __name__ == "__main__"`, and this process imports no TensorFlow. In the main thread, Ctrl-C stops the run, which is
-recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
+`if __name__ == "__main__"`, and this process does not import TensorFlow. In the main thread, Ctrl-C stops the run,
+records it as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
 """
 
 import time
@@ -62,11 +63,11 @@ from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
-#: The groups of the core and the other keys at the top of a config.
+#: Config groups of the core, and other top-level keys of a config.
 GROUPS = frozenset(each.name for each in fields(Plan)) - {*DERIVED_FIELDS}
 
-#: Sections that every whole config has, and the most values for which a message shows the overrides. Another Hydra app
-#: may leave out groups that have a default for each key, such as `objective`.
+#: Sections that every whole config has. Another Hydra app may leave out groups with a default for each key, such as
+#: `objective`. For an incomplete config with at most MAX_SUGGESTED values, the error shows these as overrides.
 MAIN_SECTIONS = ("dataset", "model", "optimizer", "training")
 MAX_SUGGESTED = 10
 
@@ -77,13 +78,13 @@ class Result(Readable):
 
     Attributes:
         status: FINISHED, FAILED or KILLED, as in MLflow. A run that `checkpoint.max_seconds` stopped is KILLED.
-        run_id: the run's id in MLflow; None if the run is not tracked, or if the store never answered.
+        run_id: the run's ID in MLflow; None if the run is not tracked, or if the store never answered.
         folder: the run's folder, with its events, logs, checkpoints and model.
         metrics: the last value of each metric.
         error: why the run did not finish; None if it finished.
-        model_uri: the model in MLflow, for `mlflow.pyfunc.load_model`: the one that the run logged last. None if it has
-            logged none, as with `tracking=none`; the model is then in the folder `model` of the run's folder.
-        history: all values of each metric by step, over all commands that resumed the run.
+        model_uri: the last model that the run logged to MLflow, for `mlflow.pyfunc.load_model`. None if it logged no
+            model, for example with `tracking=none`. The model is then in the folder `model` of the run's folder.
+        history: metric -> step -> value, also from earlier commands of a resumed run.
             `pandas.DataFrame(result.history)` has a row for each step and a column for each metric.
     """
 
@@ -107,9 +108,9 @@ class JobResult:
 
     Attributes:
         number: the number of the job in the sweep, from 0.
-        overrides: what makes the job, such as `model.units=128`, with secrets masked.
-        result: the result of its run, with the metrics of the exported model, as in the sweep's report. A job without a
-            run has the status FAILED, no metrics, and its reason.
+        overrides: the overrides of the job, such as `model.units=128`, with secrets masked.
+        result: the result of its run, with the metrics of the exported model, as in the sweep's report. If the job has
+            no run, the status is FAILED, `error` is the reason, and there are no metrics.
     """
 
     number: int
@@ -122,8 +123,8 @@ class SweepResult(Readable):
     """The result of a sweep.
 
     Attributes:
-        status: FINISHED if all jobs are; otherwise FAILED.
-        run_id: the id of the sweep's own run in MLflow, the parent of the runs of its jobs; None if it is not tracked.
+        status: FINISHED if all jobs finished, KILLED if `sweep.max_seconds` stopped the sweep, else FAILED.
+        run_id: the ID of the sweep's own run in MLflow, the parent of its jobs' runs; None if it is not tracked.
         folder: the sweep's folder, with `report.csv`. `run_sweep(..., folder=folder)` continues the sweep.
         jobs: all jobs in the folder.
         best: the best job; None if no finished job has the metric.
@@ -145,7 +146,7 @@ class SweepResult(Readable):
 
 
 class RunFailed(RunError):
-    """A run began and failed.
+    """A run started and failed.
 
     Attributes:
         result: the result of the failed run.
@@ -158,14 +159,14 @@ class RunFailed(RunError):
 
 @in_typed_folder
 def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
-    """Composes the config of a command line, with interpolations kept.
+    """Composes the config of a command line. Keeps interpolations unresolved.
 
     Args:
         overrides: overrides as on the command line, such as "model=cnn" or "training.epochs=3".
-        config_dir: one or more folders with your own config options, as `--config-dir`.
+        config_dir: one or more folders with your own config options, like `--config-dir`.
 
     Raises:
-        ConfigError: if an override is wrong; the message names it and says what would work.
+        ConfigError: if an override is wrong. The message names it and suggests a fix.
     """
     config: DictConfig = compose_config(overrides, to_folders(config_dir)).config
     return config
@@ -180,31 +181,30 @@ def run(
     model: Any = None,
     **unknown: Any,
 ) -> Result:
-    """Trains, as `scaleflow` does, and returns when the run is over.
+    """Trains like the command `scaleflow`, and returns when the run has ended.
 
     Args:
         what: overrides, as on the command line; or one config, from `compose` or from another Hydra app that uses
             scaleflow's config groups.
-        config_dir: one or more folders with your own config options, as `--config-dir`.
-        folder: the run's folder, as `hydra.run.dir`.
-        data: the rows of `dataset=table`, a pandas DataFrame (its index is left out) or a pyarrow Table; or the arrays
-            of `dataset=npz`, (x, y), (x, y, weights) or arrays by name such as x_train. The run reads a copy, a file in
-            its folder, whose name contains a hash of the content. The file is also uploaded to the tracking store, up
-            to 1 GiB, except with `tracking.code=false`.
-        model: a Keras model, which trains on from its weights; or a function of a module, which gets `inputs` and
-            `outputs` and returns a Keras model, or `functools.partial` of one. The run has its own loss,
-            metrics and optimizer. A compiled loss that differs from the loss of the run is refused, and a note names
-            the compiled metrics and optimizer that are not used.
-
-        unknown: other arguments are refused; the message says how to write them.
+        config_dir: one or more folders with your own config options, like `--config-dir`.
+        folder: the run's folder, like `hydra.run.dir`.
+        data: the rows of `dataset=table`: a pandas DataFrame (its index is left out) or a pyarrow Table. Or the arrays
+            of `dataset=npz`: (x, y), (x, y, weights) or arrays by name such as x_train. The run reads a copy, a file in
+            its folder with a hash of the content in its name. It uploads files of up to 1 GiB to the tracking store,
+            except with `tracking.code=false`.
+        model: a Keras model, whose training continues from its weights. Or a function in a module (or a
+            `functools.partial` of one) that takes `inputs` and `outputs` and returns a Keras model. The run uses its
+            own loss, metrics and optimizer. It rejects a model that is compiled with another loss, and notes compiled
+            metrics and optimizers that it does not use.
+        unknown: other arguments are rejected. The message says how to write them.
 
     Returns:
-        The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
+        The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises no error.
 
     Raises:
         ConfigError: if the config cannot work, if the run was stopped before it was ready, or if a search for a value
-            before the run failed. There is no run then, except for that of the search.
-        RunFailed: if the run began and failed.
+            before the run failed. There is then no run, except the run of the search.
+        RunFailed: if the run started and failed.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the run is recorded.
     """
     if unknown:
@@ -232,18 +232,20 @@ def run(
         return check_outcome(*launch_prepared(prepare_run(composed), fill_folder))
     except ConfigError:
         for path in written:
-            path.unlink(missing_ok=True)  # there is no run that could read it
+            path.unlink(missing_ok=True)  # there is no run to read it
         raise
 
 
 def launch_prepared(run: PreparedRun, fill_folder: Callable[[], None] | None = None) -> tuple[Outcome, Path]:
-    """Launches a run that a command has prepared, and makes its folder.
+    """Creates the folder of a prepared run and launches the run. A finished run is not launched again.
 
     Args:
-        fill_folder: writes what the run needs into its folder.
+        run: the prepared run.
+        fill_folder: writes additional files to the run's folder.
 
     Returns:
-        The outcome that the command would have, and the run's folder.
+        The outcome of the corresponding command, and the run's folder.
+
 
     Raises:
         ConfigError: if the config cannot work.
@@ -260,7 +262,10 @@ def launch_prepared(run: PreparedRun, fill_folder: Callable[[], None] | None = N
 
 
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
-    """Converts a config that was composed elsewhere to a `ComposedConfig`."""
+    """Converts a config, for example of another Hydra app, to a `ComposedConfig`.
+
+    Raises ConfigError if it is not a whole config.
+    """
     if not isinstance(config, Mapping | DictConfig):
         raise ConfigError(f"run({type(config).__name__}): expected overrides KEY=VALUE, or one config")
     if not all(isinstance(config.get(name), Mapping | DictConfig) for name in MAIN_SECTIONS):
@@ -269,7 +274,7 @@ def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
         advice = f"write run({', '.join(words)})" if words else 'write overrides, such as run("model=mlp")'
         raise ConfigError(f"run({{...}}): expected a whole config, as compose(...) returns it; {advice}")
     node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
-    resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
+    resolved = OmegaConf.create(resolve_config(node))  # interpolations may refer to keys of the other app
     with open_dict(resolved):
         resolved.pop("hydra", None)
     choices = {**infer_choices(resolved), **read_app_choices()}
@@ -277,7 +282,7 @@ def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
 
 
 def infer_choices(config: DictConfig) -> dict[str, str]:
-    """Returns the option of each group, as far as the config shows it: by `name`, or by the module of `_target_`."""
+    """Infers the option of each group from `name`, or from the module in `_target_`. Leaves out unclear groups."""
     choices: dict[str, str] = {}
     for group, section in config.items():
         if not isinstance(section, DictConfig):
@@ -291,7 +296,7 @@ def infer_choices(config: DictConfig) -> dict[str, str]:
 
 
 def check_main(plan: Plan) -> None:
-    """Rejects targets that are defined in `__main__`: the worker, another process, cannot import the script."""
+    """Rejects targets in `__main__`, because the worker process cannot import the script. Allows `debug=inline`."""
     for key, path in list_targets(plan.config):
         if str(path).startswith("__main__.") and not plan.debug.inline:
             raise ConfigError(
@@ -301,7 +306,7 @@ def check_main(plan: Plan) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a run's folder if it does not exist, and checks that the run can use it."""
+    """Creates a run's folder if it does not exist. Raises ConfigError if the run cannot use it."""
     try:
         create_folder(folder)
     except OSError as error:
@@ -314,7 +319,7 @@ def default_folder() -> Path:
 
 
 def read_result(folder: Path, of_model: bool = False) -> Result:
-    """Reads the result of the run in a folder, with the last metrics, or with those `of_model`, the exported one."""
+    """Reads the result of the run in a folder: with its last metrics, or with `of_model` the exported model's."""
     run = Run(folder.absolute())
     state = run.state
     metrics = state.model_metrics if of_model else state.metrics
@@ -327,8 +332,12 @@ def make_result(run: Run, status: Status, metrics: Mapping[str, float], error: s
 
 
 def check_outcome(outcome: Outcome, folder: Path) -> Result:
-    """Returns the result of the run in a folder. Raises ConfigError if the run was refused, RunFailed if it failed, and
-    KeyboardInterrupt or SystemExit if a signal has stopped it.
+    """Returns the result of the run in a folder, or raises the error for its outcome.
+
+    Raises:
+        ConfigError: if the run was rejected.
+        RunFailed: if it failed.
+        KeyboardInterrupt, SystemExit: if a signal stopped it.
     """
     if outcome.error:
         raise_interruption(outcome.code, outcome.error)
@@ -354,7 +363,7 @@ def to_override(word: Any) -> str:
 
 
 def unknown_argument_error(unknown: Mapping[str, Any]) -> ConfigError:
-    """Returns the refusal of arguments by name, with the overrides to write instead."""
+    """Returns the error for unknown arguments, with the overrides to write instead."""
     names = ", ".join(f"{name}=..." for name in unknown)
     words = suggest_words(unknown)
     if not words:
@@ -366,9 +375,9 @@ def unknown_argument_error(unknown: Mapping[str, Any]) -> ConfigError:
 
 
 def suggest_words(values: Mapping[str, Any]) -> list[str]:
-    """Returns the overrides that set these values, in quotation marks; the keys may lack their group.
+    """Returns quoted overrides that set these values. Keys may lack their group (`epochs` for `training.epochs`).
 
-    It is empty if one of them is no key of the default config.
+    Returns [] if one of them is not a key of the default config.
     """
     known = sorted(list_keys(compose_config(()).config), key=lambda key: not key.startswith("training."))
     words = []
@@ -384,16 +393,17 @@ def suggest_words(values: Mapping[str, Any]) -> list[str]:
 def run_sweep(
     *overrides: str, config_dir: Folders = (), folder: str | Path | None = None, n_jobs: int | None = None
 ) -> SweepResult:
-    """Runs a job for each combination of values, as `scaleflow -m` does, and returns when all jobs are over.
+    """Runs a job for each combination of values like `scaleflow -m`, and returns when all jobs have ended.
 
     Args:
-        overrides: as on the command line, such as `model.units=32,128` or `hydra/sweeper=optuna5`.
-        config_dir: one or more folders with your own config options, as `--config-dir`.
-        folder: the sweep's folder, as `hydra.sweep.dir`. In the folder of an earlier sweep, finished jobs are skipped.
-        n_jobs: how many jobs run at a time, as `hydra.launcher.n_jobs`; None: that of the launcher, 1.
+        overrides: overrides as on the command line, such as `model.units=32,128` or `hydra/sweeper=optuna5`.
+        config_dir: one or more folders with your own config options, like `--config-dir`.
+        folder: the sweep's folder, like `hydra.sweep.dir`. If it has an earlier sweep, its finished jobs are skipped.
+        n_jobs: the number of jobs that run at once, like `hydra.launcher.n_jobs`; None: the launcher's default.
 
     Returns:
-        The result, also if jobs failed or were refused, or if `sweep.max_seconds` has stopped it (KILLED).
+        The result, also if jobs failed or were rejected, or if `sweep.max_seconds` stopped the sweep (KILLED).
+
 
     Raises:
         ConfigError: if no job can run.
@@ -434,14 +444,15 @@ def run_sweep(
 
 @in_typed_folder
 def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
-    """Returns the best job of a sweep by its `sweep.metric`. While the sweep runs, it is the best one so far.
+    """Returns the best job of a sweep by its `sweep.metric`. While the sweep runs, it is the best job so far.
 
     Args:
-        parent: the sweep's folder, or the id of its run in MLflow.
-        uri: the address of the store that has the run; None: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+        parent: the sweep's folder, or the ID of its run in MLflow.
+        uri: the address of the store with the run; None: MLFLOW_TRACKING_URI, or else sqlite:///mlflow.db.
 
     Returns:
-        The job. If its folder is not on this machine, the result is that of the store, without a history.
+        The job. If its folder is not on this machine, the result comes from the store and has no history.
+
 
     Raises:
         ConfigError: if there is no such sweep, or no finished job has the metric.

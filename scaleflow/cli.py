@@ -1,6 +1,6 @@
 """The `scaleflow` command: Hydra composes the config, then a job or a sweep runs. `main` returns the exit code.
 
-The modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
+Modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
 """
 
 import errno
@@ -43,19 +43,19 @@ FLAGS = (
     *("--shell-completion", "-sc", JSON),
 )
 
-#: Errors of a standard output that goes to a file.
+#: Error numbers of a full disk, if the standard output is a file.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
-    """Runs one command of the table, or a run.
+    """Runs a named command such as `evaluate`, or else a job or a sweep. Returns the exit code.
 
     Args:
-        argv: the words after `scaleflow`; None for those of `sys.argv`.
-        began: when the command began, in seconds since the epoch; None: now.
+        argv: the words after `scaleflow`; None: the words in `sys.argv`.
+        began: the start of the command, in seconds since the epoch; None: now.
 
     Returns:
-        0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
+        0 finished, 1 failed, 2 rejected, 130 or 143 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if command := find_command(words):
@@ -77,7 +77,7 @@ def run_words(words: list[str], began: float) -> Outcome:
     check_flags(flags)
     given = CommandWords(overrides, parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags))).prepare()
     words = [*flags, *given.overrides]  # Hydra's parser accepts no flag between two overrides
-    OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
+    OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # for the help page
     task = HydraTask(began, f"scaleflow {__version__}")
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
@@ -92,9 +92,9 @@ def run_words(words: list[str], began: float) -> Outcome:
         raise ConfigError(str(refusal)) from refusal
     except (ConfigError, BrokenPipeError):
         raise  # `run_command` and `end_with` handle them
-    except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
+    except Exception as error:  # Hydra raises arbitrary exceptions for unexpected words
         if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
-            return task.outcome  # the log of the command is full: the exit code says how the work ended
+            return task.outcome  # the log file is full; the exit code still shows the outcome
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's

@@ -14,8 +14,8 @@
         ├── CheckpointError     a checkpoint could not be written
         └── WorkerDied          a worker process ended without a report
 
-An exception of a user's model or dataset keeps its type while the run trains. Before there is a run, its text becomes a
-refusal.
+An exception in a user's model or dataset keeps its type during training. Before the run starts, it becomes a
+ConfigError with its text.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-#: What Keras writes around the reason of an error: the layer that was called, or whose weights were read, before it.
+#: Keras's text around the reason of an error. It has the layer that was called, or whose weights were read.
 AROUND_REASON = re.compile(
     r"(?:Exception encountered when calling (.+?)\.|Example error message for object .+?:)\n\s*\n(.*?)"
     r"(?:\n\s*\n\s*(?:Arguments received|List of objects)|\Z)",
     re.DOTALL,
 )
 
-#: What TensorFlow writes into a reason: names of functions, operations and iterators.
+#: TensorFlow's insertions in a reason: names of functions, operations and iterators.
 WITHIN_REASON = re.compile(
     r"\{\{function_node.*?\}\} *| *\[Op:\w*\].*| *\[\[\{\{node.*| for '\{\{node [^']*'"
     r"|Error in user-defined function passed to .*?Iterator::\S+: |\bConfigError: "
@@ -43,7 +43,7 @@ WITHIN_REASON = re.compile(
 #: Lines of TensorFlow's errors that precede the reason.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
 
-#: A place in the code, as texts of tracebacks name it.
+#: A line of code in the text of a traceback.
 PLACE = re.compile(r'File "(.+?)", line (\d+), in ([\w<>]+)')
 
 
@@ -54,10 +54,10 @@ class ScaleflowError(Exception):
 class ConfigError(ScaleflowError):
     """The command cannot work.
 
-    The user reads the message on standard error: one or two lines that name the key, its value and what would work.
+    The user sees the message on standard error: one or two lines with the key, its value and a value that works.
     """
 
-    #: Keras adds the arguments of the layer that is called to the text of an exception, unless it has this.
+    #: Without this attribute, Keras appends the arguments of the called layer to the text of an exception.
     _keras_call_info_injected = True
 
 
@@ -74,23 +74,23 @@ class RunDeleted(RunMissing):
 
 
 class NothingCanRun(ConfigError):
-    """All jobs of the first batch of a sweep are refused."""
+    """All jobs in the first batch of a sweep are rejected."""
 
 
 class RunError(ScaleflowError):
-    """A run that had begun could not finish. The message is recorded as the reason."""
+    """A run started but could not finish. The message is recorded as the reason."""
 
 
 class NotFinite(RunError):
     """The loss or the weights became NaN or infinite.
 
     Args:
-        step: the optimizer update, counted from 1, whose loss is not finite, or after which the weights are not.
-        what: which of the two.
+        step: the optimizer update, counted from 1: its loss is not finite, or the weights after it are not.
+        what: whether the loss or the weights are not finite.
 
     Attributes:
         fact: the message without its advice.
-        last_cause: the last update that can be the cause; the state after it is unusable.
+        last_cause: the last update that can be the cause. The state after it is unusable.
     """
 
     def __init__(self, step: int, what: Literal["the loss is", "the weights are"] = "the loss is") -> None:
@@ -104,7 +104,7 @@ class NotFinite(RunError):
 
 
 class ExportError(RunError):
-    """The SavedModel, loaded again, does not give the outputs of the trained model."""
+    """The exported SavedModel gives other outputs than the trained model."""
 
 
 class CheckpointError(RunError):
@@ -115,8 +115,8 @@ class WorkerDied(RunError):
     """A worker process ended without a report.
 
     Args:
-        how: the signal or the exit status, in words.
-        last_lines: the end of the process's log.
+        how: the signal or the exit status in words.
+        last_lines: the last lines of the process's log.
         name: the name of the process.
     """
 
@@ -125,10 +125,10 @@ class WorkerDied(RunError):
 
 
 def read_reason(error: BaseException) -> str:
-    """Returns an error's reason in one line: its innermost cause, and the line of the user's own code that raised it.
+    """Returns the reason of an error in one line: its innermost cause, and the line of the user's code that raised it.
 
-    It is the first line of the message, or the first two if the user's code raised the error. An error without a
-    message has the name of its class.
+    The reason is the first line of the message, or the first two lines if the user's code raised the error. Without a
+    message, it is the name of the exception's class.
     """
     error = find_cause(error)
     lines = [
@@ -141,7 +141,7 @@ def read_reason(error: BaseException) -> str:
 
 
 def find_cause(error: BaseException) -> BaseException:
-    """Returns the innermost error with the user's code that a library's error hides, or else the error itself."""
+    """Returns the innermost error from the user's code behind a library's error, or else the error itself."""
     found = error
     each = error
     while not is_raised_in_words(each) and (hidden := each.__cause__ or each.__context__):
@@ -151,19 +151,19 @@ def find_cause(error: BaseException) -> BaseException:
 
 
 def is_raised_in_words(error: BaseException) -> bool:
-    """Returns whether the user's own code or scaleflow raised an error, which then says more than what it hides."""
+    """Returns whether the user's code or scaleflow raised an error. Its message then says more than its cause does."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
     return any(is_user_file(file) or Path(file).is_relative_to(Path(__file__).parent) for file in files)
 
 
 def list_user_frames(error: BaseException) -> list[tuple[str, Any, str]]:
-    """Returns the file, the line and the function of each frame of the user's own code, the last one last."""
+    """Returns (file, line, function) for each frame in the user's code, with the innermost frame last."""
     codes = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return [(code.co_filename, line, code.co_name) for code, line in codes if is_user_file(code.co_filename)]
 
 
 def find_user_line(error: BaseException) -> str:
-    """Returns the last line of the user's own code before an error, such as `mine.py, line 35, in call`, or ""."""
+    """Returns the innermost line of the user's code in an error, such as `mine.py, line 35, in call`, or ""."""
     named = [each for each in PLACE.findall(read_message(error)) if is_user_file(each[0])]
     if not (found := named or list_user_frames(error)):
         return ""
@@ -174,7 +174,7 @@ def find_user_line(error: BaseException) -> str:
 
 
 def is_user_file(file: str) -> bool:
-    """Returns whether a file of code is neither scaleflow's nor of a library, nor generated."""
+    """Returns whether a file contains the user's code: not scaleflow's, a library's, Python's or generated code."""
     path = Path(file)
     is_library = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(Path(__file__).parent)
     is_python = file.startswith("<") or path.is_relative_to(sysconfig.get_path("stdlib"))
@@ -182,13 +182,13 @@ def is_user_file(file: str) -> bool:
 
 
 def read_message(error: BaseException) -> str:
-    """Returns an error's message. A `KeyError` would give it with quotes and without its lines."""
+    """Returns an error's message without terminal colours. A `KeyError` with several lines loses its quotes."""
     is_text = isinstance(error, KeyError) and "\n" in str(error.args[:1] and error.args[0])
     return re.sub(r"\x1b\[\d*m", "", str(error.args[0] if is_text else error)).strip()
 
 
 def unwrap_reason(text: str) -> str:
-    """Returns an error's message without what Keras and TensorFlow write around it: calls, arguments, operations."""
+    """Removes Keras's and TensorFlow's additions from an error's message: calls, arguments, operations."""
     if match := AROUND_REASON.search(text):
         inner = unwrap_reason(match[2].strip())
         return f"{match[1]}: {inner}" if match[1] and not re.match(r"\w+\.call\(\): ", inner) else inner
@@ -201,7 +201,10 @@ def unwrap_reason(text: str) -> str:
 
 
 def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the known word that is most similar to a word, whatever their case, or else one that it begins."""
+    """Returns the known word that is most similar to a word, or else the shortest one that starts with it.
+
+    Ignores case. Returns None if no known word is similar.
+    """
     words = {each.casefold(): each for each in known}
     close = difflib.get_close_matches(word.casefold(), words, n=1, cutoff=cutoff)
     longer = sorted((each for each in words if word and each.startswith(word.casefold())), key=len)

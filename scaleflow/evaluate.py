@@ -63,7 +63,7 @@ from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
 from scaleflow.worker.evaluate import ALL, SPLITS, EvaluateModel
 
-#: The arguments of scaleflow's datasets that say which data they read.
+#: Arguments of scaleflow's datasets that select the data.
 DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
 
 
@@ -89,7 +89,7 @@ def main(typed: list[str]) -> Outcome:
 
 
 def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -> Outcome:
-    """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
+    """Evaluates a tracked model. Raises ConfigError if the command cannot work, RunError if the evaluation fails."""
     began = time.time()
     typed_keys = words.keys
     if "dataset.shards" in typed_keys:
@@ -124,15 +124,15 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
 
 
 def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:
-    """Returns whether a config has other data than that of the run: another dataset, or another file or name.
+    """Returns whether an evaluation uses other data than the run: another dataset, file or name.
 
     Args:
-        tracked: the config of the run, whose interpolations are not resolved.
-        config: that of the evaluation.
-        typed: the keys and groups that the user typed; no others can differ.
+        tracked: the config of the run, with unresolved interpolations.
+        config: the config of the evaluation.
+        typed: the keys and groups that the user typed. Only these can differ.
     """
     before, now = (dict(each.get("dataset") or {}) for each in (tracked, config))
-    is_own = not str(now.get("_target_")).startswith("scaleflow.")  # any argument may name its data
+    is_own = not str(now.get("_target_")).startswith("scaleflow.")  # in the user's class, any argument may select data
     keys = {*before, *now} - {field.name for field in fields(Dataset)} if is_own else DATA_KEYS
     if "dataset" not in typed:
         keys = {key.split(".")[1] for key in typed if key.startswith("dataset.")} & {*keys}
@@ -140,14 +140,14 @@ def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: C
 
 
 def to_address(value: Any) -> Any:
-    """Returns an absolute path for a path; other values unchanged."""
+    """Converts text without `://` to an absolute path. Other values stay unchanged."""
     if not isinstance(value, str) or "://" in value:
         return value
     return os.path.abspath(os.path.expanduser(value.strip()))  # noqa: PTH100, PTH111  (it may be no path)
 
 
 def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_new: bool) -> Outcome:
-    """Records the evaluation in the run, and prints the metrics. `is_new`: the data are not those of the run."""
+    """Records the evaluation in the run, and prints the metrics. `is_new`: whether its data differ from the run's."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
     split = ready.split

@@ -32,7 +32,7 @@ ENTRY_POINTS: Mapping[str, Sequence[str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replaces this process with the command. Returns an exit code only if there is no such entry point."""
+    """Replaces this process by the command. Returns only for `--help` or an unknown entry point, with an exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & set(words[:1]):
         print(__doc__)
@@ -47,7 +47,7 @@ def refuse_entry_point(words: Sequence[str]) -> Outcome:
 
 
 def drop_empty_words(words: Sequence[str]) -> list[str]:
-    """Removes `GROUP=DEFAULT`, `KEY=` and an `--overrides` without content."""
+    """Removes `GROUP=DEFAULT`, `KEY=` and an empty `--overrides`."""
     defaults = {f"{group}={option}" for group, option in default_options().items()}
     end = words.index("--overrides") if "--overrides" in words else len(words)
     settings = [word for word in words[:end] if word not in defaults and not word.endswith("=")]
@@ -55,9 +55,9 @@ def drop_empty_words(words: Sequence[str]) -> list[str]:
 
 
 def default_options() -> dict[str, str]:
-    """Returns the option of each config group that runs use by default; `null` if the group has none.
+    """Returns the default option of each config group; `null` if the group has no default.
 
-    The groups are those of config.yaml's defaults list, and those that features add.
+    The groups come from the defaults list in config.yaml and from features.
     """
     entries = list(OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults)
     for feature in list_features().values():

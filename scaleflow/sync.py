@@ -25,9 +25,9 @@ __all__ = ["SyncResult", "SyncStatus", "find_run_folders", "main", "repair"]
 
 
 def find_run_folders(folder: Path) -> Iterator[Path]:
-    """Yields the run folders in a folder, which may be one itself, sorted by path.
+    """Yields the run folders in a folder, or the folder itself if it is one, sorted by path.
 
-    The folder of a sweep comes before those of its jobs, because their runs are children of its run.
+    A sweep's folder comes before its jobs' folders, because their runs are children of the sweep's run.
     """
     for parent, folders, _ in os.walk(folder):
         folders.sort()
@@ -62,7 +62,7 @@ def main(words: list[str]) -> Outcome:
     parser.add_argument("--uri", help="the tracking store to send to (default: the store in the run's config)")
     options = parser.parse_args(words)
     register_resolver()
-    os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
+    os.environ.pop("MLFLOW_RUN_ID", None)  # this is a run of the caller, not one in these folders
     display = Display(sys.stdout)
     if options.moved:
         display.print_line(correct_store(options.folders[0], options.uri))
@@ -79,7 +79,7 @@ def main(words: list[str]) -> Outcome:
 
 
 def correct_store(folder: Path, uri: str | None) -> str:
-    """Corrects the paths in the SQLite store `uri`, or in mlflow.db in a folder. Returns a line that says what changed.
+    """Corrects the paths in the SQLite store `uri`, or in mlflow.db in a folder. Returns a line about the changes.
 
     Raises ConfigError if there is no such file, or if it cannot be written.
     """

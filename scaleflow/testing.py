@@ -10,8 +10,8 @@
         events = one_step("dataset=mine", "model=mine", config_dir="my_conf")
         assert events.last("train/loss") < 1.0
 
-Errors are raised as `scaleflow.ConfigError`, with the message that a run would show. TensorFlow runs in this process,
-so settings that can be made only once per process (devices, threads) remain.
+Errors are raised as `scaleflow.ConfigError` with the message of a run. TensorFlow runs in this process, so settings
+that can be made only once per process (devices, threads) stay in effect.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WORDS = ("a", "few", "words", "of", "text", "")
 
 
 class Events:
-    """A list of events in memory, as `events.jsonl` has them: an `Emit` for tests, and a reader of a run's events."""
+    """A list of events in the form of `events.jsonl`. Use it as an `Emit` in tests, or to read the events of a run."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]] = ()) -> None:
         self.all: list[Mapping[str, Any]] = list(events)
@@ -69,7 +69,7 @@ class Events:
         return cls([to_fields(event) for event in EventReader(RunFolder(Path(folder)).events).read()])
 
     def named(self, event: str) -> list[Mapping[str, Any]]:
-        """Returns all events of one kind: `metrics`, `note`, `artifact`."""
+        """Returns all events of one kind, such as `metrics`, `note` or `artifact`."""
         return [entry for entry in self.all if entry["event"] == event]
 
     @property
@@ -78,12 +78,12 @@ class Events:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """The params that a store would get."""
+        """The params that a store would receive."""
         return {key: value for event in self.named("ready") for key, value in event["params"].items()}
 
     @property
     def status(self) -> str | None:
-        """The status with which the run ended; None if it has not ended."""
+        """The final status of the run; None if it has not ended."""
         return next((event["status"] for event in reversed(self.named("end"))), None)
 
     def history(self, metric: str) -> list[tuple[int, float]]:
@@ -104,7 +104,7 @@ class Events:
 class Checked:
     """The properties of a checked dataset."""
 
-    counts: Mapping[str, int]  # number of examples in each of the splits train, validation and test, at most `limit`
+    counts: Mapping[str, int]  # number of examples in the splits train, validation and test, at most `limit` each
     inputs: InputStructure  # shape and dtype of a model's inputs, after preprocessing
     outputs: OutputStructure  # kind and shape of a model's outputs
     batch: tuple[Any, Any]  # (inputs, targets) of the first batch that a model gets: arrays, or dicts of arrays
@@ -114,9 +114,9 @@ class Tiny:
     """A dataset in memory for tests of a model or a step. Its targets are a function of its inputs.
 
     Args:
-        inputs: float32, uint8, int32 or string, or a dict of such; default four float32 numbers.
-        outputs: kind and shape of the targets, or a dict of such; default three classes.
-        examples: examples of the training split; the test split has a quarter of that number.
+        inputs: shape and dtype (float32, uint8, int32 or string), or a dict of inputs; default: four float32 numbers.
+        outputs: kind and shape of the targets, or a dict of outputs; default: three classes.
+        examples: number of examples in the training split. The test split has a quarter of them.
     """
 
     splits = ("train", "test")
@@ -135,7 +135,7 @@ class Tiny:
 
 
 def made_up(inputs: InputStructure, count: int, seed: int = 0) -> Any:
-    """Returns random inputs [count, *shape] of the inputs' dtype, which depend only on the seed and the names."""
+    """Returns random inputs [count, *shape] in the inputs' dtype. They depend only on the seed and the names."""
     return map_named(lambda name, each: made_up_tensor(each, count, [seed, *name.encode()]), inputs)
 
 
@@ -151,7 +151,7 @@ def made_up_tensor(inputs: Inputs, count: int, seed: list[int]) -> np.ndarray[An
 
 
 def targets_for(x: Any, outputs: Outputs) -> np.ndarray[Any, Any]:
-    """Returns learnable targets: they depend on the rank of each example's mean (for text, of its mean length)."""
+    """Returns learnable targets: they depend on the rank of each example's mean (for text, its mean length)."""
     means = sum(mean_of_each(array) for array in name_leaves(x).values())
     count = len(means)
     ranks = np.argsort(np.argsort(means)) / max(1, count)
@@ -163,7 +163,7 @@ def targets_for(x: Any, outputs: Outputs) -> np.ndarray[Any, Any]:
 
 
 def mean_of_each(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the mean of each example, [n] float64; for text the mean length."""
+    """Returns the mean of each example [n] float64; for text, the mean length."""
     numbers = np.char.str_len(array) if array.dtype.kind == "U" else array
     return np.reshape(numbers, [len(array), -1]).astype("float64").mean(axis=1)
 
@@ -174,11 +174,11 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
     Args:
         source: an instance of your class.
         limit: examples per split.
-        options: options of the config group `dataset`; they replace `limit`.
+        options: the config group `dataset`, instead of `limit`.
 
     Raises:
-        ConfigError: if the source violates the contract `scaleflow.interfaces.Source`; if a second load gives other
-            examples, since all workers must see the same ones; or if an input or a target is not finite.
+        ConfigError: if the source violates the contract `scaleflow.interfaces.Source`, if a second load returns other
+            examples (all workers must see the same ones), or if an input or a target is not finite.
     """
     import tensorflow as tf
 
@@ -216,13 +216,13 @@ def check_model(
     outputs: OutputStructure | None = None,
     **arguments: Any,
 ) -> keras.Model:
-    """Builds a model as a run would, then calls it on random inputs, computes gradients and exports it.
+    """Builds a model like a run, then calls it on random inputs, computes gradients and exports it.
 
     Args:
         factory: (inputs, outputs, **arguments) -> a Keras model.
-        inputs: the dataset's, or a dict of them; default four numbers.
-        outputs: the dataset's, or a dict of them; default three classes.
-        arguments: the factory's arguments, as next to `_target_` in the config.
+        inputs: the dataset's inputs, or a dict of them; default: four numbers.
+        outputs: the dataset's outputs, or a dict of them; default: three classes.
+        arguments: the factory's arguments, which stand next to `_target_` in the config.
 
     Returns:
         The model.
@@ -268,12 +268,12 @@ def check_step(
     """Calls a training step's function on a small batch, and again with padding.
 
     Args:
-        step: (model, batch, weights, **arguments) -> (loss, outputs). A class, which applies its own optimizers, needs
+        step: (model, batch, weights, **arguments) -> (loss, outputs). A class applies its own optimizers; test it with
             a whole run instead: `one_step("training.step={_target_: my_steps.Mine}")`.
-        factory: the model's factory; default one dense layer.
-        inputs: the dataset's, or a dict of them; default four numbers.
-        outputs: the dataset's, or a dict of them; default three classes.
-        arguments: the step's arguments, as next to `_target_` in the config.
+        factory: the model's factory; default: one dense layer.
+        inputs: the dataset's inputs, or a dict of them; default: four numbers.
+        outputs: the dataset's outputs, or a dict of them; default: three classes.
+        arguments: the step's arguments, which stand next to `_target_` in the config.
 
     Returns:
         The loss.
@@ -313,7 +313,7 @@ def check_step(
         raise ConfigError(f"training.step: the loss of {name} is {float(loss)}")
     if all(gradient is None for gradient in gradients):
         raise ConfigError(f"training.step: the loss of {name} does not depend on the model's weights")
-    for padding in (slice(0, 1), slice(-1, None)):  # a single example may happen to have the mean loss
+    for padding in (slice(0, 1), slice(-1, None)):  # two examples: one may have the mean loss by chance
         padded_batch = tf.nest.map_structure(lambda part, ends=padding: tf.concat([part, part[ends]], axis=0), batch)
         padded, _ = loss_of(*padded_batch, np.append(weights, np.float32(0)))
         refuse_counted_padding(name, float(loss), float(padded))
@@ -329,7 +329,7 @@ def refuse_counted_padding(name: str, loss: float, padded: float) -> None:
 
 
 def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()) -> Events:
-    """Runs a complete config for one step each of training, validation and test, and exports the model.
+    """Runs a complete config with one step each of training, validation and test, and exports the model.
 
     Args:
         overrides: overrides as on the command line.

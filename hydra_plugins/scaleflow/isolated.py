@@ -1,8 +1,8 @@
 """The Hydra launchers of scaleflow's own sweeps, `isolated` and `ray`.
 
-With `hydra/launcher=isolated` one process runs the jobs in worker processes, `n_jobs` at a time, and records all of
-them. With `hydra/launcher=ray` the workers are on the machines of a Ray cluster. Hydra offers both to every app in the
-environment; they reject other apps.
+With `hydra/launcher=isolated`, one process runs the jobs in worker processes, up to `n_jobs` at once, and records all
+of them. With `hydra/launcher=ray`, the workers run on the machines of a Ray cluster. Hydra offers both launchers to
+every app in the environment; they reject other apps.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ class IsolatedLauncher(Launcher):
     """Runs the jobs of a sweep in separate processes.
 
     Args:
-        n_jobs: how many jobs run at a time; `SweepRunner` reads it from the config.
+        n_jobs: the number of jobs that run at once. Not used here: `SweepRunner` reads it from the config.
     """
 
     option = "isolated"
-    checks_jobs = True  # before it runs the first one; `GridSweeper` reads it
+    checks_jobs = True  # tells `GridSweeper` that the launcher checks all jobs before it runs the first one
 
     def __init__(self, n_jobs: int) -> None:
         pass
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra once for each sweep.
+        """Keeps the context of the sweep. Hydra calls this method once per sweep.
 
-        Raises CompactHydraException if the app is not scaleflow; Hydra prints its message without a traceback.
+        Raises CompactHydraException if the app is not scaleflow. Hydra prints its message without a traceback.
         """
         if not hasattr(task_function, "sweep"):
             raise CompactHydraException(
@@ -56,7 +56,7 @@ class IsolatedLauncher(Launcher):
 
         Args:
             job_overrides: the overrides of each job.
-            initial_job_idx: not used; `SweepRunner` numbers the jobs.
+            initial_job_idx: not used. `SweepRunner` numbers the jobs.
         """
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
@@ -65,10 +65,10 @@ class IsolatedLauncher(Launcher):
 
 
 class RayLauncher(IsolatedLauncher):
-    """Runs the jobs of a sweep on a Ray cluster, with `cluster=ray` unless a job's overrides name another cluster.
+    """Runs the jobs of a sweep on a Ray cluster. Jobs get `cluster=ray`, unless their overrides choose a cluster.
 
     Args:
-        n_jobs: how many jobs run, or wait for free resources, at a time.
+        n_jobs: the number of jobs that run, or wait for free resources, at once.
     """
 
     option = "ray"
@@ -79,7 +79,7 @@ class RayLauncher(IsolatedLauncher):
 
 
 def add_ray_cluster(overrides: Sequence[str]) -> Sequence[str]:
-    """Returns a job's overrides, with `cluster=ray` if they choose no cluster."""
+    """Adds `cluster=ray` to a job's overrides, unless they choose a cluster."""
     from scaleflow.config.compose import override_key
 
     return overrides if any(override_key(word) == "cluster" for word in overrides) else ["cluster=ray", *overrides]

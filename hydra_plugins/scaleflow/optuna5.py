@@ -1,7 +1,7 @@
 """The Hydra sweeper `hydra/sweeper=optuna5`: searches for the best values with Optuna (`scaleflow[optuna]`).
 
-The study is in a storage of Optuna's, by default a file in the sweep's folder, so that the same command continues an
-interrupted search. A pruner stops jobs that do worse than others at the same step.
+The study is stored in an Optuna storage, by default a file in the sweep's folder. So the same command continues an
+interrupted search. A pruner stops jobs that are worse than others at the same step.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ DIRECTIONS = ("minimize", "maximize")
 RESULTS = "optimization_results.yaml"
 TRIALS = "trials.csv"
 
-#: The most trials that are refused before a search ends in which no other one has run.
+#: A search ends after this number of rejected trials if no trial has run.
 MAX_REFUSED = 5
 
-#: The prefix of a storage that is a file of Optuna's journal, which machines may share on a network file system.
+#: Prefix of a storage that is an Optuna journal file. Several machines can share it on a network file system.
 JOURNAL = "journal:"
 
-#: The attribute of a study that says which search it belongs to.
+#: Attribute of a study that identifies its search.
 SEARCH = "scaleflow.search"
 
-#: The values of `sweep.on_change` with which a search continues with another config, as a sweep does in its folder.
+#: Values of `sweep.on_change` that allow a search to continue with a changed config.
 CONTINUING = ("new", "rerun", "keep")
 
-#: Attributes of a trial: the id of the sweep's folder that runs it, and where that folder is.
+#: Attributes of a trial: the ID of the sweep folder that runs it, and the folder's machine and path.
 OWNER = "scaleflow.owner"
 SWEEP = "scaleflow.sweep"
 
@@ -82,18 +82,18 @@ class OptunaSweeper(Sweeper):
     """Runs jobs with values that Optuna proposes, and reports their results to Optuna.
 
     Args:
-        n_trials: the number of trials in the study after which the search ends. Complete, pruned and failed ones count,
-            also those of earlier commands, and those that other commands run. At least 1.
-        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`. None:
-            the direction in which `sweep.metric` is better; in other apps `minimize`.
+        n_trials: the search ends when the study has this number of trials, at least 1. Complete, pruned, failed and
+            running trials count, including trials of other commands.
+        direction: `minimize` or `maximize` the result of a job. scaleflow's jobs return the last `sweep.metric`. None:
+            the better direction of `sweep.metric`; in other apps `minimize`.
         sampler: `tpe`, `random`, `gp` or `cmaes`.
         pruner: `median`, `hyperband` or `successive_halving`, only for scaleflow's jobs. None: no pruning.
-        seed: the seed of the sampler, to which each command adds the number of its first trial. None: a random one.
-        storage: the URL of Optuna's storage, or `journal:PATH` for a file. None: `optuna.db` in the sweep's folder.
-            Several commands, also on several machines, may share one: each runs its own trials.
-        study_name: the name of the study in the storage. A study belongs to one search: a command whose jobs share
-            another config is refused.
-        params: the values to search for each key, as they are typed in an override.
+        seed: the seed of the sampler. Each command adds the number of its first trial. None: a random seed.
+        storage: the URL of an Optuna storage, or `journal:PATH` for a file. None: `optuna.db` in the sweep's folder.
+            Several commands, also on several machines, may share a storage. Each runs its own trials.
+        study_name: the name of the study in the storage. A study belongs to one search: a command with another config
+            is rejected.
+        params: config key -> values to search, as typed in an override.
     """
 
     def __init__(
@@ -117,7 +117,10 @@ class OptunaSweeper(Sweeper):
         self._is_reseeded = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Checks the options. Hydra calls it once for each sweep. Raises HydraException if an option is wrong."""
+        """Checks the options and makes the launcher. Hydra calls this method once per sweep.
+
+        Raises HydraException if an option is wrong.
+        """
         self._direction = choose_direction(self._direction, config)
         check_choice("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
@@ -132,13 +135,13 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Runs jobs until the study has `n_trials` trials, and those of this command have ended.
+        """Runs jobs until the study has `n_trials` trials, and all trials of this command have ended.
 
         Args:
-            arguments: the overrides that were typed.
+            arguments: the typed overrides.
 
         Returns:
-            The best values and their result; empty if no trial is complete.
+            The best values and their result; {} if no trial is complete.
 
         Raises HydraException if there is nothing to search, or an option is wrong.
         """
@@ -162,7 +165,7 @@ class OptunaSweeper(Sweeper):
         return self._best(study, folder)
 
     def _study(self, folder: Path) -> optuna.Study:
-        """Opens the study, or creates it. Raises HydraException if that fails, or if it has the other direction."""
+        """Opens or creates the study. Raises HydraException if that fails, or if its direction is the opposite one."""
         from scaleflow.tracking.connection import migration_lock
 
         optuna = import_optuna()
@@ -181,7 +184,7 @@ class OptunaSweeper(Sweeper):
                     direction=self._direction,
                     load_if_exists=True,
                 )
-        except Exception as error:  # of SQLAlchemy, of a driver, or of the file system
+        except Exception as error:  # SQLAlchemy, drivers and file systems raise many types
             reason = mask_secrets(read_reason(error))
             raise HydraException(f"hydra.sweeper.storage={mask_secrets(address)}: can't be opened: {reason}") from error
         if study.direction.name.lower() != self._direction:
@@ -192,7 +195,7 @@ class OptunaSweeper(Sweeper):
         return study
 
     def _check_search(self, study: optuna.Study, space: Mapping[str, Any], fixed: Sequence[str]) -> None:
-        """Records in the study which search it belongs to. Raises HydraException if it belongs to another one."""
+        """Records the search in the study. Raises HydraException if the study belongs to another search."""
         metric = OmegaConf.select(self._config, "sweep.metric")
         base = self._describe_search(space, fixed)
         states = import_optuna().trial.TrialState
@@ -216,7 +219,7 @@ class OptunaSweeper(Sweeper):
         study.set_user_attr(SEARCH, {"base": base or {}, "swept": swept, "metric": metric})
 
     def _describe_search(self, space: Mapping[str, Any], fixed: Sequence[str]) -> dict[str, Any] | None:
-        """Returns the values that decide what the jobs compute, without those that are searched, by their keys.
+        """Returns the config values that affect the jobs' results, by key, without the searched keys.
 
         None if no job can be composed.
         """
@@ -230,7 +233,7 @@ class OptunaSweeper(Sweeper):
             leaves = list_job_leaves(request.config)
             base: dict[str, Any] = {key: value for key, value in leaves.items() if key not in request.references}
             base["sweep.folds"] = request.options.folds
-        else:  # any other app of Hydra's
+        else:  # another Hydra app
             content: Any = OmegaConf.to_container(drop_hydra(self._config), resolve=False)
             base = {"hydra.job.name": self._config.hydra.job.name, **flatten_config(content)}
             for word in fixed:
@@ -240,7 +243,7 @@ class OptunaSweeper(Sweeper):
         return {key: value for key, value in shown.items() if not is_under(key, list(space))}
 
     def _compose_example(self, space: Mapping[str, Any], fixed: Sequence[str]) -> JobRequest | None:
-        """Composes a job with some of the values. Returns None if none of a few attempts can be composed."""
+        """Composes a job with some of the searched values. Returns None if `MAX_REFUSED` attempts fail."""
         from scaleflow.sweep.composer import JobComposer
 
         composer = JobComposer(self._context, self._config)
@@ -253,30 +256,31 @@ class OptunaSweeper(Sweeper):
 
     @property
     def _elsewhere(self) -> str:
-        """What to type for another study."""
+        """Advice for messages: how to use another study."""
         if self._storage is None:
             return "choose another folder (hydra.sweep.dir)"
         return "choose another hydra.sweeper.study_name"
 
     def _make_sampler(self, first: int) -> Any:
-        """Makes the sampler of a command whose first new trial has the number `first`: commands with the same seed
-        must not propose the same values.
+        """Makes the sampler of a command. `first` is the number of its first new trial.
+
+        The sampler's seed depends on it, so that commands with the same seed propose different values.
         """
         seed = None if self._seed is None else self._seed + first
         is_seeded = self._sampler != "cmaes" or seed is not None
         return getattr(import_optuna().samplers, SAMPLERS[self._sampler])(**({"seed": seed} if is_seeded else {}))
 
     def _search(self, study: optuna.Study, space: Mapping[str, Any], fixed: Sequence[str], folder: Path) -> None:
-        """Runs trials in batches of the launcher's `n_jobs`, first those that an earlier command of this folder left.
+        """Runs trials in batches of the launcher's `n_jobs`, first the open trials of earlier commands in this folder.
 
-        Other commands may run trials of the same study. Their trials count, but are left to them.
+        Other commands' trials in the same study count towards `n_trials`, but this command does not run them.
         """
         optuna = import_optuna()
         owner = read_owner(folder)
         if not self._find_left(study, owner) and count_begun(study) >= self._count:
             return
         runner = self._task.sweep(self._context, self._config) if self._is_scaleflow else None
-        left = self._find_left(study, owner)  # no other command runs them: the runner has locked the folder
+        left = self._find_left(study, owner)  # again: now the runner has locked the folder, so nobody else runs them
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
         number = refused = 0
         while True:
@@ -291,7 +295,7 @@ class OptunaSweeper(Sweeper):
             try:
                 results = self._launcher.launch(overrides, number)
             except NothingCanRun as refusal:
-                for trial in batch:  # the next command would only be refused again
+                for trial in batch:  # open trials would be rejected again in the next command
                     study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
                 refused += len(batch)
                 if not number and (refused >= MAX_REFUSED or count_begun(study) >= self._count):
@@ -308,14 +312,14 @@ class OptunaSweeper(Sweeper):
                 return
 
     def _find_left(self, study: optuna.Study, owner: str) -> list[optuna.Trial]:
-        """Returns the open trials that a command in this folder began."""
+        """Returns the open trials that a command in this folder started."""
         optuna = import_optuna()
         running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
         own = [trial for trial in running if self._storage is None or trial.user_attrs.get(OWNER) == owner]
         return [continue_trial(study, trial) for trial in own]
 
     def _ask(self, study: optuna.Study, owner: str, folder: Path) -> optuna.Trial:
-        """Begins a trial of this command. The first one determines the seed of its sampler."""
+        """Starts a trial. The number of the command's first trial determines the seed of the sampler."""
         trial = study.ask()
         trial.set_user_attr(OWNER, owner)
         trial.set_user_attr(SWEEP, f"{platform.node()}:{folder.absolute()}")
@@ -326,14 +330,14 @@ class OptunaSweeper(Sweeper):
 
     @property
     def _is_scaleflow(self) -> bool:
-        """Whether the jobs run under a launcher of scaleflow's own, which checks and watches them."""
+        """Whether the launcher is scaleflow's own, which checks and watches the jobs."""
         return bool(getattr(self._launcher, "checks_jobs", False))
 
     def _watch(self, trials: Sequence[optuna.Trial]) -> set[int]:
-        """Reports the metric of running jobs to the pruner.
+        """Makes the sweep report the metric of running jobs to the pruner.
 
         Returns:
-            The numbers of the pruned trials. The set fills while the jobs run.
+            The set of the numbers of pruned trials. It grows while the jobs run.
         """
         pruned: set[int] = set()
         if self._pruner is None:
@@ -348,7 +352,7 @@ class OptunaSweeper(Sweeper):
         def watch(indices: Sequence[int], event: Event) -> bool:
             if not isinstance(event, MetricsLogged) or not math.isfinite(value := event.values.get(metric, math.nan)):
                 return False
-            watched = [trials[index] for index in indices]  # several if the same values were proposed twice
+            watched = [trials[index] for index in indices]  # one job has several trials if Optuna repeats values
             for trial in watched:
                 trial.report(value, event.step)
             if any(trial.should_prune() for trial in watched):
@@ -359,8 +363,9 @@ class OptunaSweeper(Sweeper):
         return pruned
 
     def _best(self, study: optuna.Study, folder: Path) -> dict[str, Any]:
-        """Writes all trials of the study and the best values to the sweep's folder, prints and returns the best ones;
-        empty if no trial is complete.
+        """Writes all trials and the best values to the sweep's folder. Prints and returns the best values.
+
+        Returns {} if no trial is complete.
         """
         states = import_optuna().trial.TrialState
         trials = study.get_trials(deepcopy=False)
@@ -380,15 +385,13 @@ class OptunaSweeper(Sweeper):
 
 
 def pick_value(values: Any, attempt: int) -> Any:
-    """Returns one of the values of a distribution: its first choice or its lowest number, for a new attempt another
-    choice.
-    """
+    """Returns a value of a distribution: its lowest number, or the choice with the number `attempt`."""
     choices = getattr(values, "choices", None)
     return values.low if choices is None else choices[attempt % len(choices)]
 
 
 def list_changed(before: Mapping[str, Any], now: Mapping[str, Any], swept: Sequence[str]) -> list[str]:
-    """Returns the values, as text, in which two searches differ, without the keys that one of them varies."""
+    """Returns the changed config values of two searches as text, without the keys in `swept`."""
     if "experiment" in swept:  # its recipes may set any key
         return []
     return [
@@ -399,10 +402,10 @@ def list_changed(before: Mapping[str, Any], now: Mapping[str, Any], swept: Seque
 
 
 def match_earlier_values(study: optuna.Study, key: str, values: Any, elsewhere: str) -> Any:
-    """Returns the distribution of a key in a form that Optuna accepts after the study's earlier trials.
+    """Returns the distribution of a key in a form that is compatible with the study's earlier trials.
 
-    Optuna accepts other ends and steps of numbers, and keeps the order of choices. Raises HydraException for any other
-    change.
+    Numbers may get other ends and steps. Choices must be the same; they get the earlier order. Raises HydraException
+    for any other change, which Optuna does not support.
     """
     distributions = import_optuna().distributions
     earlier = [trial.distributions[key] for trial in study.get_trials(deepcopy=False) if key in trial.distributions]
@@ -426,7 +429,7 @@ def match_earlier_values(study: optuna.Study, key: str, values: Any, elsewhere: 
 
 
 def describe_values(values: Any) -> str:
-    """Describes a distribution in the form of an override."""
+    """Formats a distribution as an override."""
     choices = getattr(values, "choices", None)
     if choices is not None:
         return ",".join(map(format_choice, choices))
@@ -439,14 +442,14 @@ def describe_values(values: Any) -> str:
 
 
 def choose_values(trial: optuna.Trial, space: Mapping[str, Any]) -> list[str]:
-    """Returns the overrides of a trial, with the values that the sampler proposes."""
+    """Lets the sampler choose all values of a trial. Returns them as overrides."""
     for key, values in space.items():
         suggest_value(trial, key, values)
     return [f"{key}={format_choice(value)}" for key, value in trial.params.items()]
 
 
 def tell_result(study: optuna.Study, number: int, value: float | None, is_pruned: bool, is_stopped: bool) -> None:
-    """Tells a study the result of a trial. One that a signal stopped stays open: the next command runs it first."""
+    """Reports a trial's result to the study. A trial stopped by a signal stays open; the next command runs it first."""
     states = import_optuna().trial.TrialState
     if is_pruned:
         study.tell(number, state=states.PRUNED)
@@ -457,7 +460,7 @@ def tell_result(study: optuna.Study, number: int, value: float | None, is_pruned
 
 
 def read_owner(folder: Path) -> str:
-    """Returns the id by which the trials of a sweep's folder are known in a storage that several commands share."""
+    """Returns the ID of a sweep's folder, which marks its trials in a shared storage. Creates it if it is missing."""
     path = folder / "optuna.id"
     if not path.exists():
         path.write_text(uuid.uuid4().hex)
@@ -465,7 +468,7 @@ def read_owner(folder: Path) -> str:
 
 
 def open_storage(address: str) -> Any:
-    """Returns the storage at a URL of SQLAlchemy, or in a file for `journal:PATH`. Raises what Optuna raises."""
+    """Returns a file storage for `journal:PATH`, or an SQLAlchemy URL unchanged. Raises Optuna's errors."""
     if not address.startswith(JOURNAL):
         return address
     from optuna.storages import JournalStorage
@@ -475,13 +478,13 @@ def open_storage(address: str) -> Any:
 
 
 def count_begun(study: optuna.Study) -> int:
-    """Counts the trials of a study that run or have ended, of all commands."""
+    """Counts the running and ended trials of a study, of all commands."""
     waiting = import_optuna().trial.TrialState.WAITING
     return sum(trial.state != waiting for trial in study.get_trials(deepcopy=False))
 
 
 def suggest_value(trial: optuna.Trial, key: str, values: Any) -> None:
-    """Has the sampler choose a value, unless the trial has one."""
+    """Lets the sampler choose a value, unless the trial already has one."""
     distributions = import_optuna().distributions
     if isinstance(values, distributions.CategoricalDistribution):
         trial.suggest_categorical(key, values.choices)
@@ -492,7 +495,7 @@ def suggest_value(trial: optuna.Trial, key: str, values: Any) -> None:
 
 
 def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None:
-    """Writes a table with a row for each trial of a study, also of those that other commands ran."""
+    """Writes a CSV table with a row for each trial of a study, also for other commands' trials."""
     keys = [*dict.fromkeys(key for trial in trials for key in trial.params)]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -504,9 +507,9 @@ def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None
 
 
 def choose_direction(typed: str | None, config: DictConfig) -> str:
-    """Returns the direction of a search: as it is typed, or as scaleflow's options `sweep` say.
+    """Returns the direction of a search: the typed one, or that which scaleflow's options `sweep` imply.
 
-    Raises HydraException if it is wrong, or if `sweep.mode` is the opposite.
+    Raises HydraException if it is invalid, unknown, or the opposite of `sweep.mode`.
     """
     from scaleflow.sweep.ranking import choose_mode
 
@@ -528,9 +531,9 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
 
 
 def make_distribution(override: Override) -> Any:
-    """Converts a sweep override to the Optuna distribution of its key.
+    """Converts a sweep override to an Optuna distribution.
 
-    Raises HydraException for a sweep that has none, such as `glob(...)`.
+    Raises HydraException for a sweep without a corresponding distribution, such as `glob(...)`.
     """
     optuna = import_optuna()
     sweep = override.value()
@@ -554,7 +557,7 @@ def make_distribution(override: Override) -> Any:
 def to_plain_value(value: Any) -> Any:
     """Converts a value of Hydra's parser to one that Optuna can store: str, int, float, bool or None.
 
-    A text becomes what is typed for it, with quotes if Hydra needs them.
+    Text keeps the quotes that Hydra needs.
     """
     if isinstance(value, str | QuotedString):
         return write_value(value if isinstance(value, str) else value.text)
@@ -563,12 +566,12 @@ def to_plain_value(value: Any) -> Any:
 
 
 def format_choice(value: Any) -> str:
-    """Formats a value as it is typed in an override."""
+    """Formats a value as in an override."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_number(value: Any) -> float | None:
-    """Converts what a job returned to a finite number; None if it is none."""
+    """Converts a job's result to a finite number; None if it is not one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -583,7 +586,7 @@ def check_choice(key: str, value: str, known: Sequence[str] | Mapping[str, str])
 
 
 def import_optuna() -> Any:
-    """Imports Optuna only when it is needed, since that takes seconds. Raises HydraException if it is not installed."""
+    """Imports Optuna, which takes seconds. Raises HydraException if it is not installed."""
     try:
         import optuna
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""Adds config options of scaleflow's features, and of installed packages: their datasets, models and optimizers.
+"""Adds the config options of scaleflow's features and of installed packages: datasets, models, optimizers.
 
-A package names the module with its config groups in an entry point:
+A package declares the module with its config groups in an entry point:
 
     [project.entry-points."scaleflow.conf"]
     my_models = "my_models.conf"
@@ -23,7 +23,7 @@ from scaleflow.interfaces.features import list_features
 OURS = "pkg://scaleflow.conf"
 ENTRY_POINTS = "scaleflow.conf"
 
-#: The config that conf/config.yaml includes, with the defaults of all features.
+#: The config with the defaults of all features, which conf/config.yaml includes.
 FEATURE_DEFAULTS = "feature_defaults"
 
 
@@ -31,7 +31,7 @@ class ScaleflowSearchPath(SearchPathPlugin):
     """Appends the config packages of features and of installed entry points to scaleflow's own search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Appends the packages if the search path is scaleflow's. Hydra calls it once for each app."""
+        """Appends the packages if the app is scaleflow. Hydra calls this method once per app."""
         if not any(element.path == OURS for element in search_path.get_path()):
             return
         defaults: list[str | Mapping[str, str]] = []
