@@ -1,4 +1,4 @@
-"""Adam that leaves the rows of embedding tables alone that a batch does not use."""
+"""A variant of Adam that changes only the rows of embedding tables that a batch uses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from scaleflow.compat.keras import find_index, find_slots
 class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no types
     """Adam (Kingma and Ba 2014, https://arxiv.org/abs/1412.6980) that updates only the rows with a gradient.
 
-    In Adam the averages of a row decay in each step, and move the row, also without a gradient. Here a row of an
-    embedding table whose gradient is zero keeps its weights and its averages, so a step costs as much as its batch has
-    rows. The correction of the averages' bias counts the steps of the run, not of the row. All other variables are
-    updated as by Adam. TensorFlow Addons' LazyAdam and PyTorch's SparseAdam do the same.
+    Adam decays the averages of each row in each step and moves the row, even without a gradient. Here, a row of an
+    embedding table keeps its weights and averages if its gradient is zero. So the cost of a step depends on the rows of
+    its batch, not on the size of the table. The correction of the averages' bias counts the steps of the run, not of
+    the row. All other variables are updated as by Adam. TensorFlow Addons' LazyAdam and PyTorch's SparseAdam do the
+    same.
 
     Args:
         learning_rate, beta_1, beta_2, epsilon: as for Adam.
@@ -55,7 +56,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
         self.assign_sub(variable, change)
 
     def update_rows(self, gradient: tf.IndexedSlices, variable: Any, rate: tf.Tensor) -> None:
-        """Updates the rows of a table that a gradient has; each row occurs once."""
+        """Updates the table's rows that are in a gradient. Each row occurs once in it."""
         rows = gradient.indices
         mean, square = (slot.value for slot in find_slots(self, variable))
         values = tf.gather(mean, rows), tf.gather(square, rows)

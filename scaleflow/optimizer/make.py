@@ -49,7 +49,7 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
-    """Does the same for loss scaling: the check for finite gradients and their division by the scale."""
+    """Makes loss scaling compute on each variable's device: the check for finite gradients, and unscaling."""
 
     def check_finite(gradients: Sequence[Any]) -> tf.Tensor:
         finite = []
@@ -78,14 +78,14 @@ def device_of(variable: Any) -> str:
 def count_from_own_start(optimizer: keras.optimizers.Optimizer, find_start: Callable[[Any], int]) -> None:
     """Makes an optimizer correct the bias of a variable's averages by the updates since the variable's first one.
 
-    Adam's averages begin with 0. It divides them by what is then missing, which shrinks with the number of updates
-    (Kingma and Ba 2014, https://arxiv.org/abs/1412.6980). With the number of the run, the first updates of a variable
-    that begins late are up to six times too large.
+    Adam's averages start at 0, and it corrects this bias with a divisor that depends on the number of updates (Kingma
+    and Ba 2014, https://arxiv.org/abs/1412.6980). If a variable starts to train late and the divisor uses the run's
+    updates, the variable's first updates are up to six times too large.
 
     Args:
-        optimizer: as it is used; built, or not yet.
-        find_start: a variable that the optimizer is built for -> the number of updates before its first one. It is
-            called when an update is traced.
+        optimizer: the optimizer, built or not.
+        find_start: a variable of the optimizer -> the number of updates before its first one. It is called when an
+            update is traced.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -111,7 +111,7 @@ def scale_rates(
         factors: one for each variable that the optimizer will be built for, in their order.
         are_decayed: whether each of these variables has weight decay; None for all.
 
-    Raises ConfigError if variables are to have no weight decay, and there is none.
+    Raises ConfigError if some variables should have no weight decay, but the optimizer has no weight decay at all.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if are_decayed is not None and not (inner.weight_decay or getattr(inner, "adam_weight_decay", None)):
@@ -145,7 +145,7 @@ def scale_rates(
 
 
 def clip_values(optimizer: keras.optimizers.Optimizer, largest: float) -> None:
-    """Makes an optimizer clip each element of the gradients that it has summed, and for float16 unscaled."""
+    """Makes an optimizer clip each element of its gradients, after their sum and, for float16, after unscaling."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
 
     def update_step(update: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -159,7 +159,7 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
 
     After the first update the average is the weights, later momentum x average + (1 - momentum) x weights, as with
     Keras's `use_ema`. Keras's own update does not work on several replicas, and it averages weights before their
-    constraints. Here the weights are averaged as their constraints leave them.
+    constraints are applied. Here, the average uses the weights after their constraints.
 
     Args:
         optimizer: not built yet, and not wrapped for loss scaling.
@@ -316,7 +316,7 @@ def make_learning_rate(
 ) -> float | Schedule:
     """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule.
 
-    `given` makes the schedule that `optimizer.schedule` names with `_target_`; its rates are scaled as a peak is.
+    `given` makes the user's schedule (`optimizer.schedule._target_`). Its rates are scaled like a peak rate.
 
     Raises ConfigError if it makes something else.
     """
@@ -403,7 +403,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 
 def mark_tables(optimizer: keras.optimizers.Optimizer, are_tables: Sequence[bool]) -> None:
-    """Tells an optimizer that treats embedding tables in another way which of its variables are such tables.
+    """Tells an optimizer with special updates of embedding tables which of its variables are tables.
 
     Args:
         optimizer: not built yet.
@@ -415,7 +415,7 @@ def mark_tables(optimizer: keras.optimizers.Optimizer, are_tables: Sequence[bool
 
 
 def find_dense_cause(optimizer: keras.optimizers.Optimizer) -> str | None:
-    """Returns what makes an update change rows without a gradient, for a message; None if it leaves them unchanged."""
+    """Returns the reason why an update changes rows without a gradient, for a message; None if it does not."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adagrad, keras.optimizers.SGD, LazyAdam):
         return type(inner).__name__
@@ -425,7 +425,7 @@ def find_dense_cause(optimizer: keras.optimizers.Optimizer) -> str | None:
 
 
 def update_by_rows(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer that keeps rows update only the rows of a gradient that is `tf.IndexedSlices`.
+    """Makes an optimizer update only the rows of a `tf.IndexedSlices` gradient, if it may leave other rows unchanged.
 
     Each row may occur once. Keras's own update of Adagrad reads the whole table and writes a root of all its values.
     """
@@ -458,6 +458,6 @@ def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: 
 
 
 def are_finite(gradients: Any) -> tf.Tensor:
-    """Returns whether all gradients are finite; of a gradient by rows it reads the rows."""
+    """Returns whether all gradients are finite. For `tf.IndexedSlices` it checks the rows."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values]))
