@@ -1,4 +1,4 @@
-"""Configures TensorFlow's devices, before any TensorFlow operation, and knows the peak speed of GPUs."""
+"""Configures TensorFlow's devices before the first TensorFlow operation, and has a table of GPUs' peak speeds."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def wants_gpu(options: Hardware) -> bool:
 def choose_devices(
     physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str
 ) -> list[tf.config.PhysicalDevice]:
-    """Returns the physical devices that `hardware.devices` names, all of them if it is null."""
+    """Returns the physical devices with the indices `hardware.devices`, or all of them if it is null."""
     if options.devices is None:
         return physical
     if max(options.devices) >= len(physical):
