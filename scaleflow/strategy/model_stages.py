@@ -427,7 +427,7 @@ def find_start(calls: Sequence[Call], name: str, key: str) -> int:
 
 
 def is_named(call: Call, name: str) -> bool:
-    """Whether a name is the last part, or the last parts, of a call's name."""
+    """Returns whether a name equals the last part, or the last parts, of a call's name."""
     return bool(call.name) and f"/{call.name.rstrip('/')}".endswith(f"/{name}")
 
 

@@ -157,7 +157,7 @@ def is_differentiable(value: Any) -> bool:
 
 
 def may_have_gradient(tensor: tf.Tensor) -> bool:
-    """Whether a gradient of a tensor may be needed. In a traced function this is unknown, so it may."""
+    """Returns whether a tensor's gradient may be needed. In a traced function this is unknown, so it returns True."""
     return not tf.executing_eagerly() or are_recorded([tensor])
 
 
