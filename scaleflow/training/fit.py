@@ -259,7 +259,7 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
         self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1] + sums[-1]), tf.float64))
 
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns the loss for Keras's logs, which nobody sees: the session reports the values."""
+        """Returns the loss for Keras's logs. They are not shown, because the session reports the values."""
         sums = tf.convert_to_tensor(self.sums)
         return {"loss": tf.math.divide_no_nan(sums[1], sums[0])}
 

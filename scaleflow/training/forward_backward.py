@@ -16,8 +16,8 @@ from scaleflow.interfaces import FreezePhase, LossStep, Objective
 #: The gradient of a variable; None if the loss does not depend on it.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
-#: A gradient is kept by rows if the table has at least this many times as many rows. Measured on a CPU: at a third the
-#: search for equal rows takes as long as a dense update of the table.
+#: A gradient is kept by rows if the table has at least this many times the rows of the gradient. Measured on a CPU: if
+#: a third of the rows are used, the search for equal rows takes as long as a dense update of the table.
 ROWS_PER_ID = 3
 
 

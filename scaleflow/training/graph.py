@@ -52,7 +52,7 @@ def list_operation_types(graph: Any) -> list[str]:
 
 
 def has_convolution(graph: Any) -> bool:
-    """Whether the loop of a traced training call computes convolutions."""
+    """Returns whether the loop of a traced training call computes convolutions."""
     return any(operation.startswith(CONVOLUTIONS) for operation in list_operation_types(graph))
 
 

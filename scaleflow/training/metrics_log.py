@@ -311,7 +311,7 @@ def flops_per_example(
 
 
 def has_loop(graph: Any) -> bool:
-    """Whether a graph, or a function that it calls, has a loop."""
+    """Returns whether a graph, or a function that it calls, has a loop."""
     for operation in list_used_operations(graph):
         if operation.type in LOOPS:
             return True

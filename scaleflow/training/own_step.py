@@ -163,7 +163,7 @@ def check_methods(own: Any, name: str) -> None:
 
 
 def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
-    """Whether a method can be called with `count` positional arguments."""
+    """Returns whether a method can be called with `count` positional arguments."""
     if not callable(method):
         return False
     try:

@@ -68,7 +68,7 @@ class ParameterServerLoop(Loop):
         return self._gather({})
 
     def finish_model(self) -> keras.Model:
-        """As `gather_model`, with the averaged weights if there are any. Training can continue after it."""
+        """Returns the same as `gather_model`, with the averaged weights if there are any. Training can continue."""
         averages = {id(averaged.variable): averaged.average for averaged in self._averages}
         return self._gather(averages)
 

@@ -62,7 +62,7 @@ class ValidationSchedule:
         return "epoch" if self._every is None else "validation"
 
     def steps_left(self, step: int) -> int | None:
-        """Returns the number of steps until the next validation within an epoch; None if there is none."""
+        """Returns the number of steps until the next validation in this epoch; None if no further one is due."""
         if isinstance(self._every, int):
             return self._every - step % self._every
         return None
