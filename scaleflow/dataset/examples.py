@@ -1,4 +1,4 @@
-"""Generated datasets for the recipes, to use or to copy: pixels, two targets, a text beside a table, clicks.
+"""Generated datasets for the recipes, to use or to copy: pixels, two targets, a text next to a table, clicks.
 
 Each is in memory, takes milliseconds to make, and is the same for the same seed.
 """

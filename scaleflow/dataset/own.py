@@ -79,7 +79,7 @@ def make_source(
         preprocessing: of the inputs, as `Source.preprocessing`: `Text()` for texts.
 
     Raises:
-        ConfigError: if a split is none of these, is empty, can be iterated only once, gives batches, or has neither a
+        ConfigError: if a split has another type, is empty, can be iterated only once, gives batches, or has neither a
             length nor an end within a million examples.
     """
     examples_by_split = {name: make_examples(name, split) for name, split in splits.items()}
@@ -371,7 +371,7 @@ def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
 
 
 def convert_tensor(tensor: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """Does the same to a tensor. Traced."""
+    """Converts a tensor to the spec's dtype, as `convert_array` does. Traced."""
     if spec.dtype != tf.string and tensor.dtype != spec.dtype:
         converted = tf.cast(tensor, spec.dtype)
         if spec.dtype.is_integer:

@@ -136,7 +136,7 @@ class Table:
     def _choose_inputs(self, data_dir: str) -> tuple[list[str], dict[str, str]]:
         """Returns the names of the inputs, and the kinds that options name for columns.
 
-        If an earlier run is evaluated or resumed, both are those of that run.
+        If an earlier run is evaluated or resumed, both come from that run.
         """
         if self._division.division.rule.by == "column" and ALL not in self._files.by_split:
             raise ConfigError(

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
 
-#: Message for the record at which a damaged file ends.
+#: Message for the last record of a damaged file.
 DAMAGED = "the file is cut off or damaged from here on"
 WRONG_TARGET = "its {} is missing, has another shape or dtype, or is out of range"
 

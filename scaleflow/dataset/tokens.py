@@ -115,7 +115,7 @@ class Tokens:
     def _restore(self, earlier: EarlierState | None) -> None:
         """Restores the tokenizer of an earlier run, or learns it from the training split."""
         known = None if earlier is None else earlier.find_reading(self).get("learned")
-        known = known if isinstance(known, list) else None  # that of a tokenizer that learns
+        known = known if isinstance(known, list) else None  # only tokenizers that learn have a list here
         learned = self._learn() if known is None or (earlier and earlier.extends) else json.dumps(known)
         if known is not None:
             learned = self._tokenizer.extend(json.dumps(known), learned)

@@ -73,7 +73,7 @@ class RowReader(Protocol):
         """Returns the inputs of rows to learn a preprocessing from, and the indices of these rows: [n] int64."""
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Does the same as `Rows.recall`, for the sample."""
+        """Returns a fact about the sample from the cache, or learns it, like `Rows.recall`."""
 
     def name(self, row: int) -> str:
         """Names a row by its file."""

@@ -54,7 +54,7 @@ class ParameterServerArrayFeed(ArrayFeed):
 
 
 class ParameterServerFeed:
-    """The coordinator reads the batches, and sends each worker those of its steps."""
+    """A feed for parameter servers: the coordinator reads the batches, and sends each worker its steps' batches."""
 
     batching: Batching
 
@@ -108,7 +108,7 @@ def make_feed(
     Args:
         examples: the split.
         batching: how a global batch is divided.
-        strategy: whose replicas read. With parameter servers, the coordinator provides the workers' data.
+        strategy: its replicas read. With parameter servers, the coordinator provides the workers' data.
         shuffle_seed: reshuffles every epoch; None keeps the order.
         transforms: preprocessing of a stream's inputs. Arrays are preprocessed already.
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.

@@ -295,7 +295,7 @@ class Columns:
             yield arrays[0] if len(group) == 1 else join(arrays, axis=1)
 
     def divide(self, joined: Sequence[tf.Tensor]) -> Any:
-        """Does the reverse of `join` for some rows: returns the structure of the parts."""
+        """Divides joined rows into the structure of the parts. It is the reverse of `join`."""
         flat: dict[int, tf.Tensor] = {}
         ranks = [array.ndim for array in tf.nest.flatten(self._structure)]
         for group, tensor in zip(self._groups, joined, strict=True):
@@ -504,7 +504,7 @@ class StreamFeed(SharesFeed):
         last = self.batching.steps(self.examples) * size
         if not self.continues:
             return self._shares(self._order.examples(epoch, step * size, last, is_own=is_own), numbers, share)
-        # An iterator for each epoch would begin random operations anew, whose changes would then be the same
+        # One iterator for all epochs: a new one would restart random operations, so each epoch would get equal changes.
         is_mine = worker_positions(1, context)
         replicas = self.batching.replicas
         in_epoch = tf.data.Dataset.range(self.batching.steps(self.examples) * replicas)
@@ -565,7 +565,7 @@ class BlockFeed(StreamFeed):
     _stream: Blocks
 
     def __init__(self, stream: Blocks, batching: Batching, *options: Any, shards: int = 1, **named: Any) -> None:
-        shards = math.gcd(shards, batching.global_size)  # that of an evaluation may be another one
+        shards = math.gcd(shards, batching.global_size)  # the batch of an evaluation may have another size
         self._shards = shards if stream.blocks >= shards else 1
         super().__init__(stream, batching, *options, **named)
 
@@ -583,7 +583,7 @@ class BlockFeed(StreamFeed):
         return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, workers=1, worker=0)
 
     def find_places(self, step: int) -> np.ndarray[Any, Any]:
-        """Does the same as the function `find_places`: each shard has some rows, and an equal part of a batch."""
+        """Returns the same as the function `find_places`, for shards: each gives an equal part of a batch."""
         size = self.batching.global_size // self._shards
         firsts = np.array([order.first for order in self._order])
         return (firsts[:, None] + step * size + np.arange(size)).ravel()

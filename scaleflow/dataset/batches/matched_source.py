@@ -323,7 +323,7 @@ def join_examples(parts: list[Examples]) -> Examples:
 
 
 def join_arrays(splits: Sequence[Arrays], is_weighted: bool) -> Arrays:
-    """Does the same for splits that are all in memory. `is_weighted` says whether one of them has weights."""
+    """Joins splits that are all in memory. `is_weighted`: whether one of them has weights."""
     parts: list[Any] = []
     places: list[Any] = []  # in the file that the splits are drawn from
     for split in splits:

@@ -18,10 +18,10 @@ def shuffle_position(
 
 
 class Permutation:
-    """The examples of an epoch: all those of a split, each once. Subclasses have others.
+    """The examples of an epoch: all examples of a split, each once. Subclasses choose other examples.
 
     Args:
-        count: how many examples an epoch has.
+        count: the number of examples in an epoch.
     """
 
     def __init__(self, count: int) -> None:

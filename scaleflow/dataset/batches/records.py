@@ -282,7 +282,7 @@ class StreamRows(Stream, Rows):
 
     @property
     def kept_together(self) -> int:
-        """The number of examples on whose size `dataset.cache=auto` decides."""
+        """The number of examples whose total size decides about `dataset.cache=auto`."""
         return len(self)
 
     def select(self, chosen: Array) -> Self:

@@ -1,4 +1,4 @@
-"""Arrays by the indices of their examples; the rows of any split that a source gives, and what is refused of it."""
+"""Checks the splits that sources return, and makes rows of them: examples that are accessed by index."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Spec(NamedTuple):
 
 
 def check_contract(source: Any) -> None:
-    """Rejects an object that is not a `Source`; the error names what is missing."""
+    """Rejects an object that is not a `Source`. The error names the missing attribute."""
     name = type(source).__name__
     for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
         # Without getattr's default, an AttributeError inside a property is not mistaken for a missing property.
@@ -154,7 +154,7 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
 
 
 def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
-    """Rejects numbers in memory that are not below `Inputs.vocabulary`. XLA would take others for the last one.
+    """Rejects ids in memory that are not below `Inputs.vocabulary`. XLA would silently use the last id instead.
 
     Args:
         inputs: describes the examples.

@@ -464,7 +464,7 @@ def hold_out_examples(
 
 
 def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows]:
-    """Does the same for a stream whose records are not in memory."""
+    """Divides a stream whose records are not in memory into (train, validation)."""
     dataset = stream.dataset.take(len(stream))
     if record_bytes(stream) <= SMALL_RECORD_BYTES:
         rest = draw(dataset, len(stream), count, seeds=(seed, 1), is_held_out=False)

@@ -1,4 +1,4 @@
-"""Examples that cannot be read: what TensorFlow says of them, in words for the user."""
+"""Finds examples that cannot be read, and explains TensorFlow's errors about them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refuse_unreadable(split: str, rows: Rows) -> Iterator[None]:
 
 
 def explain_read_error(error: Exception, splits: Mapping[str, Rows]) -> Exception:
-    """Returns an error that names the cause in the data of the error that ended the training, or else that error.
+    """Finds the unreadable example that ended training, and returns an error that names it, or else the first error.
 
     Reads the streams again to find it.
     """

@@ -92,7 +92,7 @@ def find_variation(stream: StreamRows) -> Variation:
             pairs = read_twice(lambda: stream.batch(1, lambda _, *rest: rest).take(FIRST_TARGETS))
         is_known = len({encode(target) for target in pairs[0]}) > 1
         return Variation(records, True, targets=differ(*pairs) or not is_known)
-    except Exception:  # what cannot be read has an error of its own
+    except Exception:  # another check reports examples that cannot be read
         return Variation()
 
 

@@ -1,1 +1,1 @@
-"""What sources share: they find, open and decode files, and keep what they learned of them."""
+"""Code that sources share: it finds, opens and decodes files, and caches facts about them."""

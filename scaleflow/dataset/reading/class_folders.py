@@ -103,7 +103,7 @@ class ClassFolders:
 
 
 def describe_classes(base: Path, selected: Sequence[str], kind: ClassKind, earlier: EarlierState | None) -> Outputs:
-    """Describes the target. The classes are those of an earlier run, or else the folders."""
+    """Describes the target. The classes come from an earlier run, or else from the names of the folders."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is not None and known is not None and known.names:
         return extend_classes(known, selected or list_folders(base)) if earlier.extends else known

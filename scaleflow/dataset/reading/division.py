@@ -419,7 +419,7 @@ def require_keys(rule: Split, keys: Array | None) -> Array:
 
 
 def find_first_time(times: Array, fraction: float) -> float:
-    """Returns the time at which the latest fraction of the rows begins. Rows of one time stay together."""
+    """Returns the start time of the latest fraction of the rows. Rows with the same time stay together."""
     place = min(len(times) - round(len(times) * fraction), len(times) - 1)
     start = float(np.partition(times, place)[place])
     return start if start > times.min() else float(times[times > start].min())

@@ -40,7 +40,7 @@ class LearnedCache:
         self._cache = Cache(cache_dir, "learned")
         self._data_dir = data_dir
         self._store_files: dict[str, tuple[int, int | None]] | None = None
-        self._days: dict[str, str] = {}  # for each kind of fact from the cache, the day on which it was learned
+        self._days: dict[str, str] = {}  # kind of fact that came from the cache -> the day when it was learned
         self._learned: set[str] = set()  # the kinds of facts that this process has learned
 
     def recall(self, what: str, files: Sequence[str], options: Any, learn: Callable[[], Any]) -> Any:
@@ -110,7 +110,7 @@ class LearnedCache:
             return None
 
     def _identify_in_store(self, files: Sequence[str]) -> list[Any] | None:
-        """Does the same for addresses in an object store. The store is asked once."""
+        """Returns such values for addresses in an object store. Asks the store once."""
         if self._store_files is None:
             try:
                 self._store_files = identify_in_store(self._data_dir)

@@ -49,11 +49,11 @@ class Tokenizer(Protocol):
 
     @property
     def unknown(self) -> int | None:
-        """The token id of unknown text; None if there is none."""
+        """The token id of unknown text; None if the tokenizer has no such id."""
 
     @property
     def unused(self) -> Sequence[int]:
-        """The ids that stand for no text. They are never generated."""
+        """The ids that do not stand for text. They are never generated."""
 
     def learn(self, blocks: Iterable[bytes]) -> str:
         """Learns from the training split. Returns the learned state as JSON, for `restore`."""

@@ -292,7 +292,7 @@ class FileRows:
         return read
 
     def read_keys(self, rule: Split, forms: Mapping[str, Form], outputs: Outputs) -> DivisionKeys:
-        """Reads the values by which `rule` divides the rows."""
+        """Reads the values that `rule` uses to divide the rows."""
         all_rows = np.arange(len(self))
 
         def read(name: str) -> Any:

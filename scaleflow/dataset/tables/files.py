@@ -556,7 +556,7 @@ def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles
 def prepare_tables(
     by_split: dict[str, list[str]], data_dir: Any, form: CsvForm, cache: LearnedCache, key: str = DATA_DIR
 ) -> TableFiles:
-    """Does the same as `find_tables` for files that the caller has found."""
+    """Checks the options of the files' format, like `find_tables`, for files that the caller has found."""
     paths: list[str] = []
     for paths_of_split in by_split.values():
         paths += paths_of_split
@@ -584,8 +584,8 @@ def read_partitions(data_dir: Any, paths: Sequence[str], format_name: str) -> di
     """Reads columns from the names of the folders below the data folder, as Hive and Spark write them.
 
     `year=2024/town=Ulm` gives each row the columns `year` and `town`. A column is int64 if all of its values are whole
-    numbers, and strings otherwise. For CSV files, all columns are strings: their types are inferred like those of other
-    columns.
+    numbers, and strings otherwise. For CSV files, all columns are strings, and their types are inferred later, as for
+    other columns.
 
     Returns:
         For each file, the values as pyarrow scalars, by column.
