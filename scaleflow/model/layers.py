@@ -49,7 +49,7 @@ def entry(inputs: InputStructure) -> tuple[Any, Any]:
 
 
 def flatten(x: Any) -> keras.KerasTensor:
-    """Flattens [batch, ...] to [batch, numbers]. Concatenates the tensors of a dict."""
+    """Flattens [batch, ...] to [batch, numbers]. Concatenates the tensors of a dict in the order of their names."""
     parts = [keras.layers.Flatten()(each) for each in name_leaves(x).values()]
     return parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
 
