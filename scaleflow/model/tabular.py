@@ -148,7 +148,7 @@ SLOW = 0.1
 
 
 #: Above WIDE_ROWS rows members are wider, above MANY_ROWS rows there are fewer members, and above MANY_COLUMNS columns
-#: numbers are only scaled. Beyond these sizes the larger choice costs more time than its lower error is worth.
+#: numbers are only scaled: more members or features would cost more time than the lower error is worth.
 WIDE_ROWS = 20_000
 MANY_ROWS = 100_000
 MANY_COLUMNS = 200

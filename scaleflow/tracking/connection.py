@@ -58,6 +58,7 @@ def migration_lock(uri: str) -> FileLock:
         lock = Path(f"{file}.lock")
         if os.access(lock if lock.exists() else lock.parent, os.W_OK):
             return FileLock(lock, timeout=MIGRATION_SECONDS, mode=0o666)
+    # The query of some stores contains a password.
     return FileLock(name_lock(uri.partition("?")[0]), timeout=MIGRATION_SECONDS, mode=0o600)
 
 
@@ -79,7 +80,7 @@ def hold_migration_lock(uri: str) -> Iterator[None]:
 def name_lock(uri: str) -> Path:
     """Returns the path of this user's lock file in the temporary folder.
 
-    Its name has a digest of the URI without credentials.
+    Its name has a digest of the URI without the user and password.
     """
     public = re.sub(r"//[^/]*@", "//", uri)
     name = f"scaleflow-{os.getuid()}-{hashlib.sha256(public.encode()).hexdigest()[:16]}.lock"

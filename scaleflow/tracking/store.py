@@ -259,7 +259,10 @@ class MlflowTracker(Tracker):
             return str(self._client.get_experiment(experiment_id).name)
 
     def _find_or_create_experiment(self) -> str:
-        """Returns the experiment's ID. Creates a missing experiment, with SQLite with artifacts next to the file."""
+        """Returns the experiment's ID. Creates the experiment if it is missing.
+
+        With an SQLite store, its artifacts are next to the file.
+        """
         from mlflow.exceptions import MlflowException
 
         if self.follows is not None and (followed := self._find_experiment_of(self.follows)) is not None:

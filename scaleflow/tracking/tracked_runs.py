@@ -60,8 +60,8 @@ def open_run(named: str, store: Tracking, needs_run: bool = True) -> tuple[Mlflo
         store: the options of the store.
         needs_run: whether the command needs the run itself.
 
-    Raises ConfigError if the store cannot be used or has no such run, or if the run belongs to a sweep as a whole or
-    is not a run of scaleflow.
+    Raises ConfigError if the store cannot be used or has no such run, or if the run is a sweep's own run or not a run
+    of scaleflow.
     """
     tracker = MlflowTracker(store)
     tracker.connect()
