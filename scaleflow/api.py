@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -436,7 +436,12 @@ def run_sweep(
     code = task.outcome.code
     if not task.limit:
         raise_interruption(code, f"the sweep was stopped; its folder is {path}")
-    result = read_sweep(path, "KILLED" if task.limit else "FINISHED" if code == FINISHED else "FAILED")
+    status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
+    if task.limit:
+        status = "KILLED"
+    elif code == FINISHED:
+        status = "FINISHED"
+    result = read_sweep(path, status)
     if code == REFUSED:
         raise ConfigError(str(result.jobs[0].result.error))
     return result

@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         0 finished, 1 failed, 2 rejected, 130 or 143 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if command := find_command(words):
+    command = find_command(words)
+    if command:
         words.remove(command.name)  # `--json` may stand before it
         return run_named_command(command, words)
     return run_command(partial(run_words, began=began or time.time()), words)

@@ -134,7 +134,8 @@ def read_reason(error: BaseException) -> str:
     lines = [
         line.strip() for line in unwrap_reason(read_message(error)).splitlines() if not LEADS_TO_REASON.match(line)
     ]
-    if not (place := find_user_line(error)):
+    place = find_user_line(error)
+    if not place:
         return lines[0].rstrip(":") if lines else type(error).__name__
     reason = re.sub(r"([.:,;]); ", r"\1 ", "; ".join(lines[:2])).rstrip(".:") or type(error).__name__
     return f"{reason} ({place})"
@@ -165,7 +166,8 @@ def list_user_frames(error: BaseException) -> list[tuple[str, Any, str]]:
 def find_user_line(error: BaseException) -> str:
     """Returns the innermost line of the user's code in an error, such as `mine.py, line 35, in call`, or ""."""
     named = [each for each in PLACE.findall(read_message(error)) if is_user_file(each[0])]
-    if not (found := named or list_user_frames(error)):
+    found = named or list_user_frames(error)
+    if not found:
         return ""
     file, line, name = found[-1]
     with contextlib.suppress(OSError, ValueError):
@@ -189,7 +191,8 @@ def read_message(error: BaseException) -> str:
 
 def unwrap_reason(text: str) -> str:
     """Removes Keras's and TensorFlow's additions from an error's message: calls, arguments, operations."""
-    if match := AROUND_REASON.search(text):
+    match = AROUND_REASON.search(text)
+    if match:
         inner = unwrap_reason(match[2].strip())
         return f"{match[1]}: {inner}" if match[1] and not re.match(r"\w+\.call\(\): ", inner) else inner
     text = re.split(r"(?:Exception|Error) encountered(?: during deserialization)?:\s", text)[-1]

@@ -567,7 +567,9 @@ def to_plain_value(value: Any) -> Any:
 
 def format_choice(value: Any) -> str:
     """Formats a value as in an override."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_number(value: Any) -> float | None:

@@ -141,7 +141,8 @@ class CheckpointManager:
             return
         self._uploader.request()
         self._emit(UploadAwaited(self._options.write_seconds))
-        if failure := self._uploader.wait(self._options.write_seconds):
+        failure = self._uploader.wait(self._options.write_seconds)
+        if failure:
             self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
 
     def finish(self) -> None:

@@ -74,10 +74,13 @@ class RemoteStore:
             match = re.fullmatch(r"/step-(\d+)/([^/]+)", info.path.removeprefix(self._root))
             if match and info.type == fs.FileType.File:
                 names.setdefault(int(match[1]), set()).add(match[2])
-        return {
-            step: "complete" if MANIFEST in found else "damaged" if QUARANTINE in found else "incomplete"
-            for step, found in sorted(names.items())
-        }
+        states: dict[int, Literal["complete", "incomplete", "damaged"]] = {}
+        for step, found in sorted(names.items()):
+            if MANIFEST in found:
+                states[step] = "complete"
+            else:
+                states[step] = "damaged" if QUARANTINE in found else "incomplete"
+        return states
 
     def read_manifest(self, step: int) -> bytes | None:
         """Returns the manifest of a checkpoint, unchecked; None if there is no such checkpoint."""

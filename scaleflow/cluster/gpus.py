@@ -94,7 +94,8 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
 
     Variables in `environment` override this process's environment.
     """
-    if (chosen := {**os.environ, **(environment or {})}.get(CUDA_DEVICES)) is not None:
+    chosen = {**os.environ, **(environment or {})}.get(CUDA_DEVICES)
+    if chosen is not None:
         return [name for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:
         return [index for (index,) in query_nvidia_smi("index")]

@@ -127,7 +127,9 @@ def process_name(plan: Plan, number: int) -> str:
 
 def make_name(role: str, index: int) -> str:
     """Returns the name of a process from its TF_CONFIG role and its index within the role."""
-    return "coordinator" if role == "chief" else f"{'server' if role == 'ps' else role} {index}"
+    if role == "chief":
+        return "coordinator"
+    return f"{'server' if role == 'ps' else role} {index}"
 
 
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:

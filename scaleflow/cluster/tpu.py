@@ -43,7 +43,8 @@ def find_tpu(requested: str | None) -> TpuAddress | None:
     if requested is not None:
         return TpuAddress(check_tpu_address(requested), "hardware.tpu")
     for variable in VARIABLES:
-        if value := os.environ.get(variable, "").strip():
+        value = os.environ.get(variable, "").strip()
+        if value:
             return TpuAddress(address_from_variable(variable, value), variable)
     files = device_files()
     return TpuAddress(LOCAL, files[0]) if files else None

@@ -71,7 +71,8 @@ def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Out
     try:
         outcome = work(words)
     except Exception as error:
-        if (interruption := find_interruption(error)) is not None:
+        interruption = find_interruption(error)
+        if interruption is not None:
             raise interruption from None
         outcome = to_outcome(error)
     if outcome.error:

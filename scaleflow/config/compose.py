@@ -158,7 +158,8 @@ def explain_error(error: Exception, words: CommandWords) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return str(unknown_option_error(group, option, error.options))
-    if text := explain_mapping(error, words.overrides):
+    text = explain_mapping(error, words.overrides)
+    if text:
         return text
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return explain_yaml(error)
@@ -172,9 +173,11 @@ def explain_yaml(error: MarkedYAMLError) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         lines = Path(mark.name).read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines[: mark.line + 1], start=1):
-            if words := re.fullmatch(r"\s*([\w.]+)\s+([^:#'\"{\[]*)", line):
+            words = re.fullmatch(r"\s*([\w.]+)\s+([^:#'\"{\[]*)", line)
+            if words:
                 return f"{mark.name}, line {number}: a colon is missing; write {words[1]}: {words[2].strip()}"
-            if words := re.fullmatch(r"\s*([\w.]+):([^\s:].*)", line):
+            words = re.fullmatch(r"\s*([\w.]+):([^\s:].*)", line)
+            if words:
                 return f"{mark.name}, line {number}: a space is missing after the colon; write {words[1]}: {words[2]}"
     return f"{mark.name}, line {mark.line + 1}: {error.problem}"
 
@@ -198,7 +201,8 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
         return f"type {mask_override(shlex.quote(f'{key}=[{value[1:-1]}]'))}"
     if re.fullmatch(r"[\w.-]+,", value):
         return f"type {mask_override(quote_override(key, value.rstrip(',')))}"
-    if closed := close_brackets(word):
+    closed = close_brackets(word)
+    if closed:
         return f"a bracket is missing; type {mask_override(closed)}"
     return f"type {mask_override(quote_override(key, value))}"
 
@@ -569,7 +573,8 @@ def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = No
     """
     try:
         fixed = put_values(config, resolve_once(config, {}) if values is None else values)
-        if missing := sorted(OmegaConf.missing_keys(fixed)):
+        missing = sorted(OmegaConf.missing_keys(fixed))
+        if missing:
             has = "has" if len(missing) == 1 else "have"
             hint = " ".join(f"{key}=..." for key in missing)
             raise ConfigError(f"{', '.join(missing)}: {has} no default; write {hint}")

@@ -200,10 +200,13 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
         options = [o for o in get_args(hint) if o is not type(None)]
         takes_limits = [o for o in options if o in (int, float) or get_origin(o) in (dict, list)]
         is_named = Target in options
-        words = " or ".join(
-            "a short name" if o is str and is_named else describe_type(o, limits if o in takes_limits else {})
-            for o in options
-        )
+        descriptions = []
+        for option in options:
+            if option is str and is_named:
+                descriptions.append("a short name")
+            else:
+                descriptions.append(describe_type(option, limits if option in takes_limits else {}))
+        words = " or ".join(descriptions)
         return words + (", or null" if type(None) in get_args(hint) else "")
     bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
     within = "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
@@ -232,7 +235,9 @@ def format_value(value: object) -> str:
     value = mask_secrets(value)
     if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
         return f"'{value}'"  # text that looks like another type
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -76,7 +76,8 @@ def unknown_word_error(
     """
     key = override.key_or_group
     value = mask_override(override.input_line or "").partition("=")[2]
-    if absent := find_absent(key):
+    absent = find_absent(key)
+    if absent:
         return ConfigError(f"{key}: there is no such key: {absent}")
     names = [*known, *groups]
     similar = find_similar_known(key, names)
@@ -179,6 +180,7 @@ def find_similar_key(word: str, known: Iterable[str]) -> str:
     parent, dot, leaf = word.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
     leaves = {k.rpartition(".")[2]: k for k in reversed(words) if k.count(".") == 1}
-    if similar := leaves.get(word) or siblings.get(find_similar(leaf, siblings) or ""):
+    similar = leaves.get(word) or siblings.get(find_similar(leaf, siblings) or "")
+    if similar:
         return similar
     return (find_similar(word, words, 0.85) if dot else leaves.get(find_similar(word, leaves, 0.8) or "")) or ""

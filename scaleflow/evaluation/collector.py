@@ -72,7 +72,8 @@ class PredictionCollector:
         """
         kept = dict(values)
         for name in self._outputs:
-            if (losses := kept.pop(f"{name}/losses", None)) is not None:
+            losses = kept.pop(f"{name}/losses", None)
+            if losses is not None:
                 sums = {"loss": losses.sum(axis=0, dtype=np.float64)}
                 sums["count"] = kept.pop(f"{name}/counted").sum(axis=0, dtype=np.float64)
                 self._add_positions(name, sums)

@@ -318,10 +318,14 @@ def name_thresholds(
     rows = []
     for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(mean_costs.argmin())}.items():
         is_never = at in (-1, len(ranking.thresholds))
+        if name in fixed:
+            probability = fixed[name]
+        else:
+            probability = 1.0 if is_never else float(ranking.thresholds[at])
         rows.append(
             {
                 "threshold": name,
-                "probability": fixed[name] if name in fixed else 1.0 if is_never else float(ranking.thresholds[at]),
+                "probability": probability,
                 "precision": float(divide_or(found, found + alarms)[at]),
                 "recall": float(divide_or(found, np.array(positives))[at]),
                 "f1": float(f1[at]),

@@ -237,7 +237,8 @@ def analyse_vectors(
         )
     figures, classes = measure_values(names, data, intervals, make_intervals)
     is_covered = np.array([], bool)
-    if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
+    ends = list(bound_values(described, np.zeros((1, *described.model_shape))))
+    if ends:
         read = functools.partial(read_number_columns, predictions, output, described)
         bounds = [read(column="prediction", end=f"_{end}")[data.rows] for end in ends]
         is_inside = (bounds[0] <= data.target) & (data.target <= bounds[-1])
@@ -298,7 +299,8 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> V
         is_used = has_target
         prediction = np.where(is_bad, target <= 0.5, prediction)
         chances = np.where(is_bad, target <= 0.5, chances)
-    if (weights := predictions.weights()) is not None:
+    weights = predictions.weights()
+    if weights is not None:
         is_bad &= (weights > 0)[:, None]
     rows = np.flatnonzero(is_used.any(axis=1))
     return Vectors(
@@ -332,7 +334,8 @@ def analyse_positions(
     bad = np.zeros(len(predictions.table))
     if predictions.has("not_finite", output):
         bad = predictions.column("not_finite", output)
-    if (weights := predictions.weights()) is not None:
+    weights = predictions.weights()
+    if weights is not None:
         bad = np.where(weights > 0, bad, 0)
     if not len(rows):
         return make_empty_analysis(output, "accuracy" if main == "correct" else "mae", not_finite=int((bad > 0).sum()))

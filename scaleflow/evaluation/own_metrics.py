@@ -68,7 +68,8 @@ def measure_own(
         target = vectors.target
         predicted = vectors.prediction
         chances = vectors.chances
-        if why := find_gap(vectors):
+        why = find_gap(vectors)
+        if why:
             return {}, dict.fromkeys(metrics, why)
         if len(predicted.T) == 1:
             target = target[:, 0]
@@ -110,8 +111,10 @@ def bind_examples(
     key = next((each for each in METRIC_WEIGHTS if each in names), None)
 
     def compute(places: Array) -> float:
-        given = {} if key is None else {key: np.ones(len(places)) if weights is None else weights[places]}
-        found = function(target[places], answers[places], **given)  # copies, because the function may change them
+        arguments = {}
+        if key is not None:
+            arguments[key] = np.ones(len(places)) if weights is None else weights[places]
+        found = function(target[places], answers[places], **arguments)  # copies, because the function may change them
         value = np.asarray(found)
         if value.ndim or value.dtype.kind not in "iuf" or not np.isfinite(value):
             raise ValueError(f"it returned {str(found)[:60]!r}, and a number is needed")

@@ -42,7 +42,8 @@ def find_format(path: str, key: str) -> str:
     Raises ConfigError if it has no known suffix. `key` starts the message.
     """
     for suffix in reversed(Path(path).suffixes):
-        if name := FORMATS.get(suffix.lower().partition("-")[0]):
+        name = FORMATS.get(suffix.lower().partition("-")[0])
+        if name:
             return name
     raise ConfigError(
         f"{key}: {path} does not end in {', '.join(FORMATS)}; save a table in one of these formats, other data, such "
@@ -83,7 +84,9 @@ class CsvForm:
 
         def count_fields(delimiter: str) -> int:
             counts = {len(row) for row in csv.reader(lines[:FIRST_LINES], delimiter=delimiter) if row}
-            return min(counts) if len(counts) == 1 else min(counts, default=1) if delimiter == usual else 1
+            if len(counts) == 1 or delimiter == usual:
+                return min(counts, default=1)
+            return 1
 
         usual = self.delimiter_of(path)
         best = max((usual, *DELIMITERS), key=count_fields)

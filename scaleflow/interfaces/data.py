@@ -53,7 +53,9 @@ def describe_keys(structure: Any) -> str:
     names = list(name_leaves(structure))
     if names == [""]:
         return "are one tensor"
-    return f"have the key{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "have no keys"
+    if not names:
+        return "have no keys"
+    return f"have the key{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def label_leaf(what: str, name: str) -> str:

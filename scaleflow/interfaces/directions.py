@@ -112,7 +112,8 @@ def find_by_name(name: str, look_up: Callable[[str], Mode | None]) -> Mode | Non
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     plain = re.sub(r"[\s\-.]+", "_", plain).removeprefix("val_")
     for each in (plain, *strip_suffixes(plain)):
-        if (direction := look_up(each)) is not None:
+        direction = look_up(each)
+        if direction is not None:
             return direction
     return None
 

@@ -272,7 +272,8 @@ class LearnedChanges:
             old = self.find_old(name)
             label = name or self.new.reading.get("target") or "outputs"
             known = set(() if old is None else old.names or ())
-            if added := count_new([each for each in new.names or () if each not in known], "class") if known else "":
+            added = count_new([each for each in new.names or () if each not in known], "class") if known else ""
+            if added:
                 yield f"{label}: {added}"
             elif name in self.other_outputs:
                 yield f"{label}: learned anew"

@@ -188,7 +188,8 @@ def is_interpolation(value: object) -> bool:
 
 def mask_text(text: str) -> str:
     """Masks known secrets in a text, and secrets that are recognizable by position or format."""
-    if known := _compile_known():
+    known = _compile_known()
+    if known:
         text = known.sub(MASK, text)
     text = _USER_IN_URI.sub(rf"\g<scheme>{MASK}@", text)
     text = _SIGNED.sub(rf"\g<key>{MASK}", text)

@@ -329,7 +329,8 @@ def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resume
         return Outcome(code, partial(answer_run, spec.folder))
     message = str(mask_secrets(str(monitor.refusal)))
     folder = os.path.relpath(spec.folder)
-    if (step := monitor.state.step) and spec.task.trains:
+    step = monitor.state.step
+    if step and spec.task.trains:
         message += f"\nthe training until step {step} is in {folder}; "
         message += f"to record it, run {name_command('sync')} {shlex.quote(folder)}"
     discard_refused(monitor)

@@ -197,7 +197,8 @@ def to_arrow(data: Any) -> Any:
     name = type(data).__qualname__
     if name != "DataFrame" or module.partition(".")[0] != "pandas":
         raise ConfigError(f"run(data={name}): expected a pandas DataFrame or a pyarrow Table; convert it to one")
-    if other := next((each for each in data.columns if not isinstance(each, str)), None):
+    other = next((each for each in data.columns if not isinstance(each, str)), None)
+    if other:
         raise ConfigError(f"run(data=DataFrame): the column {other!r} needs a name that is a string; rename it")
     try:
         return pyarrow.Table.from_pandas(data, preserve_index=False)

@@ -54,7 +54,8 @@ def suggest_name(pattern: str, paths: Iterable[str]) -> str:
     """Returns `; did you mean X?` for the most similar path, outer layers first; an empty string if none is similar."""
     for depth in range(2):
         named = {path.lower(): path for path in paths if path.count("/") == depth}
-        if similar := difflib.get_close_matches(pattern.removeprefix("!").lower(), named, n=1):
+        similar = difflib.get_close_matches(pattern.removeprefix("!").lower(), named, n=1)
+        if similar:
             return f"; did you mean {named[similar[0]]}?"
     return ""
 

@@ -85,7 +85,8 @@ def make_model(
     model = call_factory(factory, inputs, needed)
     if not has_step:
         check_own_steps(model)
-    if stateful := [layer.name for layer in flatten_layers(model) if getattr(layer, "stateful", False)]:
+    stateful = [layer.name for layer in flatten_layers(model) if getattr(layer, "stateful", False)]
+    if stateful:
         raise ConfigError(
             f"model: {join_first(stateful, 1)} is stateful: it continues from the batch before, whose examples are "
             "others here; write stateful=False"

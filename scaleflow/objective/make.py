@@ -267,7 +267,8 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
     short = name.lower()
     named = METRICS[described.kind]
     arguments: dict[str, Any] = {}
-    if top := re.fullmatch(r"top([1-9]\d*)", short):
+    top = re.fullmatch(r"top([1-9]\d*)", short)
+    if top:
         if described.kind == "classification" and int(top[1]) >= described.shape[-1]:
             raise ConfigError(f"{key}={name}: is always 1, since there are {described.shape[-1]} classes; leave it out")
         path = "keras.metrics.SparseTopKCategoricalAccuracy"

@@ -86,7 +86,10 @@ def make_measure(
     keras_name = find_keras_name(named)
     check_metric_kind(described, start, named, keras_name=keras_name)
     if takes(named, "num_classes") and "num_classes" not in target.arguments:
-        count = 2 if described.kind == "binary" else described.shape[-1] if described.shape else 1
+        if described.kind == "binary":
+            count = 2
+        else:
+            count = described.shape[-1] if described.shape else 1
         target = add_arguments(target, {"num_classes": count})
     has_threshold = target.arguments.get("threshold") is not None
     if needs_threshold(described, keras_name) and takes(named, "threshold") and not has_threshold:

@@ -73,7 +73,8 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
     known = ", ".join(outputs)
     if is_one(option):
         raise ConfigError(f"{key}: the dataset has the outputs {known}; write {key}={{{next(iter(outputs))}: ...}}")
-    if unknown := [name for name in option if name not in outputs]:
+    unknown = [name for name in option if name not in outputs]
+    if unknown:
         raise ConfigError(f"{key}: names {', '.join(map(str, unknown))}; the dataset has the outputs {known}")
     return dict(option)
 

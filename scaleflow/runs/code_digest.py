@@ -52,7 +52,8 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
         modules = {".".join(parts[: length + 1]) for length in range(len(parts))} - known
         known |= modules
         for module in modules:
-            if found := find_source(module, search):
+            found = find_source(module, search)
+            if found:
                 path, folder = found
                 status = path.stat()
                 digest, names = read_source(path, module, status.st_mtime_ns, size=status.st_size)
@@ -77,7 +78,8 @@ def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:
 def find_folders(top: str) -> list[Path]:
     """Returns the folders where Python finds a top-level module, including one installed for editing."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):  # for instance for `__main__`
-        if spec := find_spec(top):
+        spec = find_spec(top)
+        if spec:
             return [Path(path).parent for path in spec.submodule_search_locations or [spec.origin or ""]]
     return []
 

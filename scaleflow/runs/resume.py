@@ -82,7 +82,8 @@ def restore_interpolations(config: Config, interpolations: Mapping[KeyPath, str]
             section[path[-1]] = text
     dependents = find_dependents(restored, typed)
     for path in {*interpolations} - dependents:
-        if section := find_section(restored, path):
+        section = find_section(restored, path)
+        if section:
             section[path[-1]] = find_section(config, path)[path[-1]]
     return restored
 

@@ -104,7 +104,11 @@ def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
 def name_data(plan: Plan) -> list[str]:
     """Returns the name of the data's file or folder, and of the target if there is one: `churn.csv`, `churned`."""
     target = plan.dataset.target.arguments.get("target")
-    names = [target] if isinstance(target, str) else target if isinstance(target, list | tuple) else []
+    names: Sequence[Any] = []
+    if isinstance(target, str):
+        names = [target]
+    elif isinstance(target, list | tuple):
+        names = target
     file = describe_data_name(plan)
     is_copy = file.startswith("data-") and file.endswith(".feather")  # the copy of a DataFrame in the run's folder
     data = describe_name(plan) if is_copy or not file else file

@@ -70,7 +70,8 @@ def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
 
     `12.5%` is 12.5 with the unit `%`. `€` and `EUR` are the same unit.
     """
-    if (found := pattern.fullmatch(text)) is None:
+    found = pattern.fullmatch(text)
+    if found is None:
         return None
     is_negative = bool(found["open"]) or any(found[place] in MINUS for place in ("sign", "inner", "after"))
     whole = re.sub(r"\D", "", found["whole"]) or "0"
@@ -409,4 +410,6 @@ def write_cell(value: Any) -> str | None:
 
 def decode_text(value: Any) -> str:
     """Converts a text to `str`. It may be `bytes`, or None, which becomes ""."""
-    return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if value is None:
+        return ""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -186,7 +186,11 @@ class SavedModel:
 
 def to_picture(value: Any) -> bytes:
     """Returns the bytes of a picture's file. Decodes base64, which MLflow does only for some forms of JSON."""
-    content = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b""
+    content = b""
+    if isinstance(value, str):
+        content = value.encode()
+    elif isinstance(value, bytes):
+        content = value
     if content.startswith(MAGIC):
         return content
     try:
@@ -276,7 +280,8 @@ def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
         values = np.concatenate(parts)
     else:
         lengths = [values.size // max(1, rows)] * rows
-    if wrong := [row for row, length in enumerate(lengths) if length != size]:
+    wrong = [row for row, length in enumerate(lengths) if length != size]
+    if wrong:
         raise MlflowException.invalid_parameter_value(
             f"row {wrong[0]}: {name or 'the input'} has {lengths[wrong[0]]} values, expected {size}"
         )

@@ -69,7 +69,8 @@ def has_run(uri: str, run_id: str) -> bool:
 
     set_mlflow_defaults()
     current = mlflow.get_tracking_uri()
-    if file := sqlite_file(current):
+    file = sqlite_file(current)
+    if file:
         current = f"sqlite:///{os.path.abspath(file)}"  # noqa: PTH100
     file = sqlite_file(uri)
     if file is not None and not Path(file).exists():

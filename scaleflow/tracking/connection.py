@@ -54,7 +54,8 @@ def migration_lock(uri: str) -> FileLock:
     The lock of an SQLite file is a file next to it, shared by all its users. For other stores, or if that place is not
     writable, it is this user's file in the temporary folder (`name_lock`).
     """
-    if file := sqlite_file(uri):
+    file = sqlite_file(uri)
+    if file:
         lock = Path(f"{file}.lock")
         if os.access(lock if lock.exists() else lock.parent, os.W_OK):
             return FileLock(lock, timeout=MIGRATION_SECONDS, mode=0o666)
@@ -179,7 +180,8 @@ def is_transient(error: Exception) -> bool:
 
 def find_http_status(error: BaseException) -> int | None:
     """Returns the HTTP status of an error response; None if the error has another cause. Does not import MLflow."""
-    if (status := getattr(getattr(error, "response", None), "status_code", None)) is not None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
         return int(status)
     module = sys.modules.get("mlflow.exceptions")
     if module is None or not isinstance(error, module.MlflowException):

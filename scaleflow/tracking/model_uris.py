@@ -175,7 +175,8 @@ def find_keras_file(path: Path, source: str) -> Path:
     files = [path / place for place in KERAS_FILES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
     if files:
         return files[0]
-    if weights := sorted(path.rglob(WEIGHTS_FILE)):
+    weights = sorted(path.rglob(WEIGHTS_FILE))
+    if weights:
         raise ConfigError(
             f"model.init_from={source}: contains a model that Keras could not write as a .keras file, only its "
             f"weights; call load_weights in the code that builds the model ({weights[0].relative_to(path)})"
@@ -191,7 +192,8 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
     """
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
-    if (database := sqlite_file(store)) and not database.exists():
+    database = sqlite_file(store)
+    if database and not database.exists():
         raise ConfigError(f"model.init_from={uri}: there is no tracking store {store}; set tracking.uri to another one")
     set_mlflow_defaults()
     from mlflow.artifacts import download_artifacts

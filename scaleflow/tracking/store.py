@@ -119,7 +119,8 @@ class MlflowTracker(Tracker):
         # This logger prints a traceback for each failed statement on a locked database. The recorder reports them.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
-            if (file := sqlite_file(self.uri)) and not file.parent.is_dir():
+            file = sqlite_file(self.uri)
+            if file and not file.parent.is_dir():
                 raise FileNotFoundError(f"there is no folder {file.parent}")
             with hold_migration_lock(self.uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self.uri)
@@ -134,7 +135,8 @@ class MlflowTracker(Tracker):
     def _check_adopted(self, run_id: str) -> None:
         """Raises ConfigError if the run does not exist or already belongs to another command."""
         tags = self._get_run(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
-        if folder := tags.get("scaleflow.folder"):
+        folder = tags.get("scaleflow.folder")
+        if folder:
             raise ConfigError(
                 f"MLFLOW_RUN_ID={run_id}: this run already belongs to {folder}; use resume={folder} to continue it, "
                 "or unset MLFLOW_RUN_ID for a new run"
@@ -453,7 +455,8 @@ class MlflowTracker(Tracker):
             name = self.options.register_as
             alias = self.options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
-        if file := sqlite_file(self.uri):
+        file = sqlite_file(self.uri)
+        if file:
             words = [] if opens_by_default(file) else ["--backend-store-uri", self.uri]
             mlflow = find_console_script("mlflow") or "python -m mlflow"
             lines.append(("look at it", f"{mlflow} {shlex.join(['ui', *words])}"))

@@ -42,7 +42,8 @@ def choose_store(options: Tracking) -> Tracking:
     """Returns the options of the store that a command reads. Raises ConfigError if its SQLite file does not exist."""
     store = resolve_store(options if options.name == "mlflow" else Tracking())
     assert store.uri is not None
-    if (file := sqlite_file(store.uri)) and not file.exists():
+    file = sqlite_file(store.uri)
+    if file and not file.exists():
         raise ConfigError(
             f"tracking.uri={store.uri}: there is no such store; set tracking.uri=... to the store that has the run"
         )

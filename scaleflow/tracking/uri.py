@@ -41,13 +41,15 @@ def resolve_store(tracking: Tracking) -> Tracking:
     origin = "tracking.uri" if typed else "MLFLOW_TRACKING_URI"
     uri = typed or os.environ.get("MLFLOW_TRACKING_URI", "").strip() or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
-    if meant := translate_address(uri):
+    meant = translate_address(uri)
+    if meant:
         raise ConfigError(f"{origin}={uri}: is no address of a store; type tracking.uri={meant}")
     if uri in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigError(
             f"{origin}={uri}: a store in memory would be lost at the end of the command; use sqlite:///mlflow.db"
         )
-    if file := sqlite_file(uri):
+    file = sqlite_file(uri)
+    if file:
         uri = absolute_sqlite(file, uri, origin, offline=tracking.offline)
         refuse_moved_store(Path(uri.removeprefix("sqlite:///")), name_experiments(tracking))
     elif scheme in ("http", "https"):

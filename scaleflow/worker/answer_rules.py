@@ -79,7 +79,8 @@ class AnswerRules:
         )
         found, notes = json.loads(text)
         self.outputs = parse_leaves([{"name": "", **found}], Outputs)
-        if (calibration := self.outputs.calibration) is not None:
+        calibration = self.outputs.calibration
+        if calibration is not None:
             self._engine.adjust_outputs(lambda outputs: outputs * calibration[0] + calibration[1])
             if self._is_kept:
                 self._engine.evaluate(self._feed)  # evaluate again, because the predictions of this split are kept
@@ -134,7 +135,8 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
         has_target = (values["/target"] != described.ignore).reshape(has_target.shape)
     is_finite = np.isfinite(values["/output"]).reshape(len(weights), -1).all(axis=1)
     has_target &= (is_finite | (weights > 0))[:, None]  # NaN * 0 is NaN
-    if why := describe_not_finite(described, values["/output"], has_target):
+    why = describe_not_finite(described, values["/output"], has_target)
+    if why:
         return described, [f"{', '.join(options.learned)}: nothing is learned, as {why}"]
     if options.interval is None:
         is_used = has_target[:, 0]
@@ -144,7 +146,8 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
     for column in range(errors.shape[1]):  # each column uses the rows that have a target for it
         is_used = has_target[:, column]
-        if why := find_shortage(options.interval, weights[is_used]):
+        why = find_shortage(options.interval, weights[is_used])
+        if why:
             return described, [f"evaluation.interval: there are no intervals, as {why}"]
         margins += find_margins(errors[is_used, column : column + 1], options.interval, weights[is_used]).tolist()
     many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"

@@ -254,7 +254,8 @@ class EngineBuilder:
         self.plan = plan
         self.data = data
         self.emit = emit
-        if note := describe_sizes(plan, self.sizes, data.splits):
+        note = describe_sizes(plan, self.sizes, data.splits)
+        if note:
             emit(Note(note))
         batching = data.runtime.batching
         examples = data.splits.train
@@ -469,7 +470,8 @@ def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
     """Raises ConfigError if a function of `evaluation.metrics` has the same name as a metric of training."""
     names = {"loss", *(name for each in (*goal.measures, *goal.evaluation_measures) for name in each.names)}
-    if twice := own.keys() & names:
+    twice = own.keys() & names
+    if twice:
         raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")
 
 

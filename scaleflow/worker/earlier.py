@@ -82,7 +82,8 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
             f"{setting}: {changes.describe()}; which weights belong to that is not known; use the columns and classes "
             "of the first run, or model.init_from_preprocessing=new, which learns them anew"
         )
-    if differences := changes.describe():
+    differences = changes.describe()
+    if differences:
         emit(Note(f"{setting}: {differences}"))
     return changes
 

@@ -110,7 +110,8 @@ def format_failure(error: Exception, plan: Plan) -> str:
         return "the debugger ended" + (
             "" if plan.debug.inline else "; a worker has no terminal for it, so use debug=inline"
         )
-    if match := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
+    match = re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error))
+    if match:
         return f"debug.nan: the operation {match[1]} returned NaN or Inf; the log shows where it was called"
     reason = read_reason(error)
     if NAMED.match(reason):

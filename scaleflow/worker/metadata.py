@@ -131,7 +131,8 @@ def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emi
         report_change("resume_data", data_changes, emit)
         emit(data)
         write_data_files(spec.plan, spec.files, data, emit=emit)
-    if code_changes := list_code_changes(spec.plan, spec.files, spec.files.count_resumes()):
+    code_changes = list_code_changes(spec.plan, spec.files, spec.files.count_resumes())
+    if code_changes:
         report_change("resume_code", shorten_list(code_changes), emit)
 
 

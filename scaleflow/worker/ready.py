@@ -53,7 +53,8 @@ def report_ready(
             report_metadata(setup.facts.metadata, spec.files, emit)
         with guard("the list of the data's files", emit):
             write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
-        if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
+        changes = explain_other_data(spec, setup.facts.metadata.data.splits)
+        if changes:
             emit(Note(f"rerun: the data is not that of the first run: {changes}"))
         data = TrainingData(plan=setup.plan, splits=setup.splits)
         call_report_examples(setup.hooks, data, setup.feeds.train, spec.folder, emit)

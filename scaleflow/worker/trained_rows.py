@@ -60,7 +60,8 @@ def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
     for each in (examples, others):
         inputs = name_leaves(next(each.iterate(lambda inputs, *_: inputs), {}))
         kinds.append({(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
-    if not (common := kinds[0] & kinds[1]):
+    common = kinds[0] & kinds[1]
+    if not common:
         raise ConfigError(
             "the runs have no inputs in common; train both with evaluation.id=COLUMN, which names their rows"
         )

@@ -54,7 +54,11 @@ def make_data_page(
     hidden = len(train.columns) - MAX_CHARTS
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
     by_class = pick_target(train)
-    caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
+    caption = ""
+    if by_class is not None:
+        caption = "by class"
+    elif len(samples) > 1:
+        caption = "by split"
     splits = [{"split": name, "examples": each.examples, "looked_at": len(each)} for name, each in samples.items()]
     addresses = {name: to_data_address(draw_sheet(each[:SHOWN_PICTURES])) for name, each in pictures.items()}
     sheets = [make_charts([Drawing("", name, f'<img src="{each}" alt="">')]) for name, each in addresses.items()]
@@ -81,7 +85,8 @@ def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
     """Returns the findings as HTML lists with headings, one list per level."""
     listed = []
     for level in reversed(LEVELS):
-        if found := [each for each in findings if each.level == level]:
+        found = [each for each in findings if each.level == level]
+        if found:
             listed.append(f"<h3>{HEADINGS[level]}</h3>{make_findings(found)}")
     return listed or [make_findings([])]
 

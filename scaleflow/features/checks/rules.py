@@ -309,7 +309,10 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
         groups, chance = group_rows([splits[name] for name in names])
     else:
         return
-    what = "pictures" if pictures else "texts" if len(first.columns) == 1 else "rows"
+    if pictures:
+        what = "pictures"
+    else:
+        what = "texts" if len(first.columns) == 1 else "rows"
     nearly = groups
     likely = chance
     but = ""

@@ -51,7 +51,8 @@ BY_LENGTH = ("cosine", "linear", "polynomial", "exponential", "one_cycle")
 def check_repeatable(run: Run, words: CommandWords) -> None:
     """Raises ConfigError if this run cannot be repeated exactly, or if an override changes its results."""
     strategy = run.settings.get("resolved.strategy", run.settings.get("strategy", ""))
-    if reason := ASYNCHRONOUS.get(strategy):
+    reason = ASYNCHRONOUS.get(strategy)
+    if reason:
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
     untrained = find_untrained_runs(run.settings)
     if untrained is not None:
@@ -153,7 +154,8 @@ def refuse_differences(
         for category, found in differences.items()
         if category not in despite
     }
-    if reasons := {category: text for category, text in reasons.items() if text}:
+    reasons = {category: text for category, text in reasons.items() if text}
+    if reasons:
         what = "; ".join(f"{category}: {text}" for category, text in reasons.items())
         advice = ", or --checkout DIR for the code of the run" if "code" in reasons and can_check_out else ""
         raise ConfigError(

@@ -80,7 +80,8 @@ class PairedPredictions:
         self.units: Units | None = None
         self._runs: list[tuple[Predictions, Array]] = []
         paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
-        if missing := [name for name, path in zip(("first", "second"), paths, strict=True) if not path.is_file()]:
+        missing = [name for name, path in zip(("first", "second"), paths, strict=True) if not path.is_file()]
+        if missing:
             self.reason = f"the {' and the '.join(missing)} run kept no predictions"
             return
         try:

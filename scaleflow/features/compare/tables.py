@@ -145,7 +145,11 @@ def color_diff(lines: Sequence[str]) -> Text:
 def describe_change(each: Difference) -> str:
     if each.name == COMMIT:
         return f"{each.before or 'none'} -> {each.now or 'none'}"
-    what = "only in the second" if each.before is None else "only in the first" if each.now is None else "changed"
+    what = "changed"
+    if each.before is None:
+        what = "only in the second"
+    elif each.now is None:
+        what = "only in the first"
     return what if each.matters else f"{what} (cannot change the results)"
 
 

@@ -170,7 +170,8 @@ def judge_mixed(machine: MachineFacts) -> Verdict:
 
 def judge_half_precision(dtype: str, machine: MachineFacts, on_cpu: str) -> Verdict:
     """Returns the verdict on a 16-bit dtype. `on_cpu` is the reason on a machine without a GPU."""
-    if failed := dtype_failure(dtype, machine):
+    failed = dtype_failure(dtype, machine)
+    if failed:
         return failed
     if not machine.gpus:
         return Verdict(True, on_cpu)
@@ -483,7 +484,8 @@ def environment_rows(report: Report) -> ReportRows:
 
 
 def verdict_rows(verdicts: Mapping[str, Any]) -> ReportRows:
-    if reason := failure_of(verdicts):
+    reason = failure_of(verdicts)
+    if reason:
         return [("error", reason)]
     words = {True: "yes", False: "no", None: "?"}
     width = max(map(len, verdicts), default=0)
@@ -491,7 +493,8 @@ def verdict_rows(verdicts: Mapping[str, Any]) -> ReportRows:
 
 
 def auto_rows(auto: Mapping[str, Any]) -> ReportRows:
-    if reason := failure_of(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
+    reason = failure_of(auto) or (auto["refusal"] and f"refused: {auto['refusal']}")
+    if reason:
         return [("", reason)]
     words = {"strategy=auto": "strategy", "hardware=auto": "hardware", "precision=mixed": "mixed"}
     return [(word, auto[key] or "unknown") for word, key in words.items()]

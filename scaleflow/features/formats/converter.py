@@ -388,7 +388,8 @@ def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> 
 def explain_format_error(form: ExportFormat, error: Exception) -> str:
     """Returns why a format cannot be made."""
     text = str(error)
-    if operations := form.find_unsupported(text):
+    operations = form.find_unsupported(text)
+    if operations:
         return f"it cannot express {', '.join(operations)}, which this model computes"
     return re.sub(r"\s+", " ", read_reason(error))[:300]
 

@@ -102,7 +102,8 @@ def check_formats(names: Sequence[str] | None) -> None:
             raise ConfigError(f"export.formats: there is no format {name}{hint} ({', '.join(known)})")
         if name in (names or ())[:n]:
             raise ConfigError(f"export.formats: {name} is there twice; leave one of them out")
-        if missing := [module for module in known[name].modules if importlib.util.find_spec(module) is None]:
+        missing = [module for module in known[name].modules if importlib.util.find_spec(module) is None]
+        if missing:
             raise ConfigError(
                 f"export.formats: {name} needs {' and '.join(missing)}, which is not installed; pip install "
                 f"'scaleflow[{known[name].extra}]', or leave {name} out"

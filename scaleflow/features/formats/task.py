@@ -82,7 +82,8 @@ def export_formats(
                 raise ConfigError(event.message)
             elif isinstance(event, FaultReported):
                 error = event.error
-        if missing := next((name for name in remaining if name not in found), None):
+        missing = next((name for name in remaining if name not in found), None)
+        if missing:
             found[missing] = FormatExported(missing, "", error=error)
     return [found[name] for name in names]
 

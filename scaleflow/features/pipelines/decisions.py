@@ -149,7 +149,8 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
 
     Raises ConfigError if it cannot work.
     """
-    if (resume := composed.resolved.get("resume")) is not None:
+    resume = composed.resolved.get("resume")
+    if resume is not None:
         raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
     plan = make_plan(composed, Policy(work=stage.command.work))
     if stage.command is SWEEP:
@@ -297,7 +298,8 @@ def find_packages(modules: Iterable[str]) -> set[str]:
     others = {each for each in modules if each not in sys.stdlib_module_names and each != "scaleflow"}
     known = {name.lower() for name in read_packages()}
     found = {each.lower() for each in others if each.lower() in known}
-    if unknown := {each for each in others if each.lower() not in known}:
+    unknown = {each for each in others if each.lower() not in known}
+    if unknown:
         found |= {name.lower() for each in unknown for name in list_distributions().get(each, ())}
     return found
 
@@ -398,7 +400,8 @@ class Decider:
             return "has not run"
         if self._is_forced(stage, record):
             return "is forced"
-        if change := explain_change(record.key, key):
+        change = explain_change(record.key, key)
+        if change:
             return change
         if record.status != "FINISHED":
             return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")

@@ -188,7 +188,8 @@ class StoredRuns:
         for file in filter(None, (outputs.get("file"), *record.files)):
             if not Path(file).exists():
                 return f"{file} is gone"
-        if change := describe_longer_runs(outputs.get("folder")):
+        change = describe_longer_runs(outputs.get("folder"))
+        if change:
             return change
         if self._tracking.name == "none":
             folder = outputs.get("folder")

@@ -93,7 +93,8 @@ def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, 
     optional = len(taken.defaults)
     needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
     needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
-    if missing := [each for each in needed if each not in arguments]:
+    missing = [each for each in needed if each not in arguments]
+    if missing:
         raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")
 
 

@@ -162,7 +162,8 @@ def link_run(run_id: str, text: str = "") -> str:
 
 def link_model(uri: str) -> str:
     """Returns a link to the page of a registered version. For a logged model, returns its short id without a link."""
-    if found := VERSION.fullmatch(uri):
+    found = VERSION.fullmatch(uri)
+    if found:
         return f"[{found[1]} v{found[2]}](#/models/{found[1]}/versions/{found[2]})"
     return uri.removeprefix("models:/")[: SHORT + 2]
 

@@ -72,7 +72,8 @@ def split_reference(
     shown = f"${{stages.{path}}}"
     lengths = [n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in commands]
     if not lengths:
-        if members := groups.get(parts[0]):
+        members = groups.get(parts[0])
+        if members:
             raise ConfigError(f"{shown}: {parts[0]} is made of {', '.join(members)}; name one of them")
         hint = suggest(parts[0], [*commands, *groups])
         raise ConfigError(f"{shown}: there is no stage {parts[0]}{hint} ({', '.join(commands)})")

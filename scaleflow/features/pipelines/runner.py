@@ -260,9 +260,14 @@ class PipelineRunner:
                 before = [other for other in self.stages if other.name in self._pipeline.needs[each.name]]
                 if self._stop.is_set() or each.state or not all(other.is_over for other in before):
                     continue
-                if bad := [other for other in before if not other.is_good]:
-                    is_skipped = all(other.state == "skipped" for other in bad)
-                    state = "skipped" if is_skipped else "not run" if self._decider.is_wanted(each.name) else "left out"
+                bad = [other for other in before if not other.is_good]
+                if bad:
+                    if all(other.state == "skipped" for other in bad):
+                        state = "skipped"
+                    elif self._decider.is_wanted(each.name):
+                        state = "not run"
+                    else:
+                        state = "left out"
                     self._show(each, state, f"{bad[0].name} is {bad[0].state}")
                     continue
                 try:
@@ -401,7 +406,8 @@ class PipelineRunner:
         earlier = self._ledger.find_earlier_run_folder()
         self._parent.open(name, self._tracking, tags=tags, params={"pipeline": name}, earlier=earlier)
         self._parent.add({}, text=UNFINISHED)
-        if (refusal := self._parent.refusal) is not None:
+        refusal = self._parent.refusal
+        if refusal is not None:
             raise ConfigError(str(refusal))
 
     def _end(self) -> int:
@@ -409,8 +415,15 @@ class PipelineRunner:
         states = {each.state for each in self.stages}
         is_bad = bool(self._fault) or not states.isdisjoint(("FAILED", "KILLED", "not run"))
         is_stopped = self._stop.is_set() and (is_bad or "" in states)
-        self.status = "KILLED" if is_stopped else "FAILED" if is_bad else "FINISHED"
-        code = self._stop.exit_code if is_stopped else FAILED if is_bad else FINISHED
+        if is_stopped:
+            self.status = "KILLED"
+            code = self._stop.exit_code
+        elif is_bad:
+            self.status = "FAILED"
+            code = FAILED
+        else:
+            self.status = "FINISHED"
+            code = FINISHED
         is_whole = self.status == "FINISHED" and "left out" not in states
         if self._parent is None and is_whole and self._ledger.status != "FINISHED":
             self._open()  # an earlier command stopped after its last stage

@@ -309,7 +309,8 @@ def complete_task(
     names = source.schema.names
     takes_all = typed.keep == "all" and "all" not in names
     keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
-    if absent := [name for name in keep if name not in names]:
+    absent = [name for name in keep if name not in names]
+    if absent:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; {name_columns(names, absent[0])}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     schema = check_schema(output, kept, predicted.make_schema())

@@ -239,7 +239,8 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
         known = find_input(state.reading) or "x"
         names = [known] if known in arrays else list(arrays)
     found = f"the arrays are {format_columns(list(arrays))}"
-    if missing := [name for name in names if name not in arrays]:
+    missing = [name for name in names if name not in arrays]
+    if missing:
         raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {found}")
     if is_single and len(names) != 1:
         raise ConfigError(f"--input {path}: {found}; name that of the model with --columns NAME")

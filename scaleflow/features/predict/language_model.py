@@ -85,7 +85,8 @@ class LanguageModel:
         """
         from scaleflow.dataset.reading.tokenizer import find_unknown
 
-        if unknown := find_unknown(self._tokenizer, prompt):
+        unknown = find_unknown(self._tokenizer, prompt)
+        if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
             raise ConfigError(
                 f"the run does not know {', '.join(map(repr, unknown[:MAX_NAMED]))}{more}: its vocabulary is that of "

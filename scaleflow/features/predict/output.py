@@ -93,7 +93,8 @@ class Output:
         known = read_json(file)
         if known.get("on-bad") == "raise":  # then the finished shards have no bad rows
             known["on-bad"] = manifest["on-bad"]
-        if changed := [key for key, value in manifest.items() if known.get(key) != value]:
+        changed = [key for key, value in manifest.items() if known.get(key) != value]
+        if changed:
             raise ConfigError(
                 f"--resume: the shards in {self.path} were made with another {' and '.join(changed)}; type the "
                 "same command, or --overwrite"
@@ -158,7 +159,8 @@ def check_schema(output: Output, kept: Any, predicted: Any) -> Any:
 
     Raises ConfigError if a name occurs twice, or a CSV file cannot hold a type.
     """
-    if twice := [name for name in kept.names if name in predicted.names]:
+    twice = [name for name in kept.names if name in predicted.names]
+    if twice:
         raise ConfigError(f"--keep {', '.join(twice)}: the predictions have a column of that name; leave it out")
     schema = pyarrow.schema([*kept, *predicted])
     if output.is_csv and (nested := [field for field in schema if types.is_nested(field.type)]):

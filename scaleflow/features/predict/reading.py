@@ -175,7 +175,8 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
             raise ConfigError(
                 f"--columns: this model takes columns by name: {format_columns(list(inputs))}; leave it out"
             )
-        if missing := [name for name in inputs if name not in schema.names]:
+        missing = [name for name in inputs if name not in schema.names]
+        if missing:
             raise ConfigError(
                 f"--input: there is no column {format_columns(missing)}, which the model takes; "
                 f"{name_columns(schema.names, missing[0], others=inputs)}"
@@ -183,7 +184,8 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
         for name, described in inputs.items():
             check_type(name, schema.field(name).type, described, takes_pictures=name in state.pictures)
         return {name: [name] for name in inputs}
-    if missing := [name for name in selected if name not in schema.names]:
+    missing = [name for name in selected if name not in schema.names]
+    if missing:
         raise ConfigError(
             f"--columns {format_columns(missing)}: there is no such column; {name_columns(schema.names, missing[0])}"
         )

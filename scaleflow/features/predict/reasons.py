@@ -42,7 +42,8 @@ class ExtendedColumns(PredictionColumns):
             each = values.get(key, empty)
             is_wide = max(empty.shape) > MAX_COLUMNS
             added = {name: to_column(each)} if is_wide else spread(name, each, None)
-            if twice := found.keys() & added.keys():
+            twice = found.keys() & added.keys()
+            if twice:
                 raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")
             found |= added
         return found

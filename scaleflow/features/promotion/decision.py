@@ -204,7 +204,11 @@ def check_served_model(
     for key, unit in (("ms", "ms for an answer"), ("mb", "MB of memory")):
         limit = getattr(options, f"most_{key}")
         holds = limit is None or values[key] <= limit
-        more = "" if limit is None else f", at most {limit:g}{'' if holds else ' is needed'}"
+        more = ""
+        if limit is not None:
+            more = f", at most {limit:g}"
+            if not holds:
+                more += " is needed"
         conditions.append(Condition(f"{format_number(values[key])} {unit}{more}", holds))
     return SmokeTest(conditions, values)
 

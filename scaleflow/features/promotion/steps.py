@@ -58,7 +58,8 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
     """Returns the HTML page of a decision: conditions, models, and the comparison with a row per model."""
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
-    if (found := decision.comparison) is not None:
+    found = decision.comparison
+    if found is not None:
         candidate = found.value.value
         champion = found.other
         rows = [
@@ -251,7 +252,8 @@ class Candidate:
             if is_dry:
                 return found
             self.display.begin_phase("recording the decision in MLflow")
-            if (done := carry_out_decision(registry, self.tracker, found, folder=self.folder)) is not None:
+            done = carry_out_decision(registry, self.tracker, found, folder=self.folder)
+            if done is not None:
                 return done
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
@@ -443,7 +445,9 @@ def compare_models(
     count = int(is_used.sum())
     left_out = int((~is_used).sum())
     if count < MIN_EXAMPLES:
-        why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others" if left_out else ""
+        why = ""
+        if left_out:
+            why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others"
         raise ConfigError(
             f"the champion and the candidate can be compared on {count:,} examples{why}; at least {MIN_EXAMPLES} "
             f"are needed: use {'other data' if on else 'a larger test split'}"

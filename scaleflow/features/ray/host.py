@@ -354,7 +354,8 @@ def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: floa
     try:
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
-        if why := format_actor_error(error):
+        why = format_actor_error(error)
+        if why:
             raise ConfigError(f"cluster=ray: a machine cannot run its process: {why}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ActorUnanswered(f"cluster=ray: its machines do not answer: {lines[-1]}") from error
@@ -371,7 +372,8 @@ def format_actor_error(error: Exception) -> str:
 
 def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[ActorLocation]) -> None:
     """Raises ConfigError if a machine does not see the run's folder, or `checkpoint.folder` if that is a path."""
-    if host := find_host_without(spec.folder, actors, locations):
+    host = find_host_without(spec.folder, actors, locations)
+    if host:
         key = "hydra.run.dir" if spec.parent is None else "hydra.sweep.dir"
         raise ConfigError(
             f"cluster=ray: {host} does not see the run's folder, {spec.folder}; use {key}=PATH on a path that all "
@@ -380,7 +382,8 @@ def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[Acto
     options = spec.plan.checkpoint
     if options.name == "none" or options.folder is None or "://" in options.folder:
         return
-    if host := find_host_without(Path(options.folder), actors, locations):
+    host = find_host_without(Path(options.folder), actors, locations)
+    if host:
         raise ConfigError(
             f"checkpoint={options.name}: {spec.checkpoints} is not on a path that {host} shares with this machine, so "
             "other machines could not resume from it; use checkpoint.folder=PATH on a path that all machines see or "

@@ -147,7 +147,8 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
     for key, field in asked.items():
         if key not in typed:
             changes.append(f"{key}=null")
-            if (value := getattr(outputs, field)) is not None:
+            value = getattr(outputs, field)
+            if value is not None:
                 answers[field] = value
     if decides_threshold and THRESHOLD not in typed:
         changes.append(f"{THRESHOLD}={0.5 if outputs.threshold is None else outputs.threshold}")

@@ -98,7 +98,8 @@ def choose_ports(environment: Mapping[str, str], count: int) -> Sequence[int]:
     """Returns the ports of `count` tasks on one node: the step's reserved ports, or ports derived from the job's
     number.
     """
-    if reserved := environment.get(RESERVED_PORTS):
+    reserved = environment.get(RESERVED_PORTS)
+    if reserved:
         first, _, last = reserved.partition("-")
         ports = range(int(first), int(last or first) + 1)
         if len(ports) >= count:

@@ -154,7 +154,8 @@ class ForkServer:
             # Waiting for each process would take quadratic time if all end.
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                if request := self._forked.pop(pid, None):
+                request = self._forked.pop(pid, None)
+                if request:
                     request.pid = None
                     request.send(status=os.waitstatus_to_exitcode(status))
 

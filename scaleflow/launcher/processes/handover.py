@@ -268,7 +268,8 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
     if wanted and waits:
         start_warm_server(files, flags)
         return files
-    return files if (files.socket if waits else files.ready).exists() else None
+    sign = files.socket if waits else files.ready
+    return files if sign.exists() else None
 
 
 def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:

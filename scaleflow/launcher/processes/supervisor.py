@@ -131,7 +131,8 @@ class Supervisor:
         if self._restarts >= self._allowed_restarts:
             self._monitor.restart_advice = self._advise_restarts()
             return False
-        if loss := self._host.explain_loss():
+        loss = self._host.explain_loss()
+        if loss:
             self._reason = EndReason(f"{loss}: {reason.why}")
             return False
         if self._died_at[-MAX_DEATHS_AT_STEP:] == [state.step] * MAX_DEATHS_AT_STEP:
@@ -192,10 +193,12 @@ class Supervisor:
             is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
             if deadline is not None and (self._stop.times > 1 or is_late or not state.is_ready):
                 chief.kill()
-            if reason := self._monitor.find_futile_wait():
+            reason = self._monitor.find_futile_wait()
+            if reason:
                 self._reason = reason
                 chief.kill()
-            if reason := self._monitor.find_stall(self._began):
+            reason = self._monitor.find_stall(self._began)
+            if reason:
                 self._reason = reason
                 for process in processes:
                     process.kill()

@@ -65,7 +65,8 @@ class RequestCursor:
         """Sends the events in the file up to the end of the run. Returns the end without sending it."""
         self._reader.offset = before = self._record.offset
         while not should_stop():
-            if (end := self._send_portion(should_stop)) or self._reader.offset == before:
+            end = self._send_portion(should_stop)
+            if end or self._reader.offset == before:
                 return end
             before = self._reader.offset
         return None

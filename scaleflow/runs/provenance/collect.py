@@ -181,7 +181,8 @@ def digest_changes(state: CodeRecord) -> dict[str, str]:
             total += size
     found = digest_files([str(state.root / path) for path in small])
     digests = {path: GONE if state.changed[path] == GONE else found.get(str(state.root / path), "") for path in small}
-    if others := {path: size for path, size in sizes.items() if path not in digests}:
+    others = {path: size for path, size in sizes.items() if path not in digests}
+    if others:
         names = new_digest(repr(sorted(others.items())).encode()).hexdigest()
         digests[f"{len(others):,} more files of {sum(others.values()):,} bytes"] = f"names:{names}"
     return digests

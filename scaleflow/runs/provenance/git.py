@@ -105,7 +105,8 @@ def add_submodules(state: CodeRecord, paths: Sequence[str]) -> CodeRecord:
     changed = dict(state.changed)
     commits = dict[str, str]()
     for path in paths:
-        if (inner := read_git(state.root / path)) and inner.root != state.root:
+        inner = read_git(state.root / path)
+        if inner and inner.root != state.root:
             commits |= {path: inner.commit, **{f"{path}/{name}": each for name, each in inner.submodules.items()}}
             changed |= {f"{path}/{name}": how for name, how in inner.changed.items()}
     return replace(state, changed=changed, submodules=commits)
@@ -177,7 +178,8 @@ def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
         else:
             chosen.append(path)
             total += size
-    if more := list(left_out)[MAX_LEFT_OUT:]:
+    more = list(left_out)[MAX_LEFT_OUT:]
+    if more:
         left_out = dict(itertools.islice(left_out.items(), MAX_LEFT_OUT))
         left_out[f"{len(more):,} more files"] = "the changes are too large"
     return chosen, left_out

@@ -95,7 +95,8 @@ def read_package(info: Path) -> Package | None:
 def describe_origin(origin: Mapping[str, Any]) -> tuple[str, str]:
     """Returns `source` and `path` of a package, from its `direct_url.json`."""
     url = mask_text(str(origin.get("url", "")))
-    if commit := origin.get("vcs_info", {}).get("commit_id"):
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    if commit:
         return f"{origin['vcs_info'].get('vcs', 'git')}+{url}@{commit}", ""
     if not origin.get("dir_info", {}).get("editable"):
         return "", ""

@@ -40,7 +40,8 @@ def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> 
         "scaleflow.command": command_line(sys.orig_argv),
         **make_git_tags(state),
     }
-    if script := find_script(sys.orig_argv):
+    script = find_script(sys.orig_argv)
+    if script:
         tags["mlflow.source.name"] = script
     tags["scaleflow.version.python"] = sys.version.split()[0]
     return tags | {f"scaleflow.version.{name}": packages[name].version for name in PACKAGES if name in packages}
