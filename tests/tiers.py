@@ -67,7 +67,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "training/test_xla.py::test_a_run_compiled_with_xla_is_the_same_run": [
         "mlp accumulated and clipped-one_device",
     ],
-    "warm/test_warm.py::test_signals_reach_the_command": ["SIGINT"],
+    "features/warm/test_warm.py::test_signals_reach_the_command": ["SIGINT"],
 }
 
 
