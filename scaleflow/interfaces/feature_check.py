@@ -33,6 +33,7 @@ TEXTS = (
     "end_task",
     "launcher",
     "worker",
+    "report",
     "warm_server",
 )
 
@@ -65,6 +66,8 @@ def check_types(feature: Any, classes: Mapping[str, type]) -> None:
             raise ValueError(f"{field} is no text")
     if not isinstance(feature.rules_place, int):
         raise ValueError("rules_place is no whole number")
+    if not isinstance(feature.changes_training, bool):
+        raise ValueError("changes_training is neither True nor False")
     if not callable(feature.is_used):
         raise ValueError("is_used is no function")
 

@@ -143,6 +143,8 @@ class Feature:
     launcher: str = ""
     #: Its hook in workers, as "module:NAME of a WorkerHook"; see `interfaces/hooks.py`.
     worker: str = ""
+    #: Whether its hook in workers changes what a model is trained on. Then a missing hook refuses the run.
+    changes_training: bool = False
     #: Its sections of the report of a test, as "module:NAME" of a function that takes `KeptPredictions` and returns
     #: `ReportSection`s; see `interfaces/hooks.py`. No TensorFlow.
     report: str = ""

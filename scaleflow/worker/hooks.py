@@ -24,19 +24,37 @@ from scaleflow.worker.failures import guard, is_loss_of_peer
 
 
 def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
-    """Returns the hooks of the features that a plan uses, by feature name.
+    """Returns the hooks of the features that a plan uses, by the names of the features.
 
-    A feature comes after the features that it needs. If a hook cannot be imported, a note is emitted.
+    A feature comes after those that it needs. A hook that cannot be imported becomes a note.
+
+    Raises:
+        ConfigError: if a hook cannot be imported that changes what the model is trained on.
     """
     hooks: dict[str, WorkerHook] = {}
     for feature in list_features().values():
-        with guard(f"the feature {feature.name}", emit):
-            if feature.worker and feature.is_used_by(plan):
-                hook = import_named(feature.worker)()
-                if not isinstance(hook, WorkerHook):
-                    raise TypeError(f"{feature.worker} is no WorkerHook")
-                hooks[feature.name] = hook
+        if not feature.worker or not feature.is_used_by(plan):
+            continue
+        if feature.changes_training:
+            try:
+                hooks[feature.name] = make_hook(feature.worker)
+            except Exception as error:
+                raise ConfigError(
+                    f"the feature {feature.name}: it changes what the model is trained on, and cannot be imported "
+                    f"({type(error).__name__}: {error}); repair its package, or leave out its keys"
+                ) from error
+        else:
+            with guard(f"the feature {feature.name}", emit):
+                hooks[feature.name] = make_hook(feature.worker)
     return hooks
+
+
+def make_hook(place: str) -> WorkerHook:
+    """Returns an object of the class at "module:NAME". Raises TypeError if the class is no `WorkerHook`."""
+    hook = import_named(place)()
+    if not isinstance(hook, WorkerHook):
+        raise TypeError(f"{place} is no WorkerHook")
+    return hook
 
 
 def looks_at_data(hook: WorkerHook) -> bool:

@@ -78,6 +78,9 @@ def test_the_hooks_of_used_features_are_loaded(monkeypatch: pytest.MonkeyPatch, 
         Feature(name="without a hook"),
     )
     assert list(load_hooks(plan(), notes.append)) == ["keeper"]
+    declare(monkeypatch, Feature(name="absent", worker="no.such.module:Hook", changes_training=True))
+    with pytest.raises(ConfigError, match="the feature absent: it changes what the model is trained on"):
+        load_hooks(plan(), notes.append)
     (note,) = notes
     assert note.text.startswith("the feature absent: missing, and the rest goes on (ModuleNotFoundError: ")
 

@@ -60,5 +60,6 @@ FEATURE = Feature(
         ),
     ),
     worker="scaleflow.features.augment.hook:AugmentExamples",
+    changes_training=True,
     is_used=is_augmented,
 )

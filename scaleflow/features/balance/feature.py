@@ -66,5 +66,6 @@ FEATURE = Feature(
         ),
     ),
     worker="scaleflow.features.balance.hook:BalanceClasses",
+    changes_training=True,
     is_used=is_balanced,
 )
