@@ -1,1 +1,1 @@
-"""Records a model's predictions, and computes figures from them with their intervals. No TensorFlow."""
+"""Records a model's predictions, and computes metrics from them with their intervals. No TensorFlow."""

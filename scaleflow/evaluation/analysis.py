@@ -1,4 +1,4 @@
-"""Analyses the kept predictions of a split: the figures of all outputs, including the user's own metrics."""
+"""Analyses the kept predictions of a split: the metrics of all outputs and the user's own metrics."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
 from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.interfaces import EvaluationOptions, name_leaves, name_metric
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.formatting import to_json
 
-#: The file with all figures.
+#: The file with all metrics.
 METRICS = "metrics.json"
 
-#: Figures with these suffixes are also metrics of the run.
+#: Metrics of the analysis with these suffixes are also logged for the run.
 RUN_METRICS = ("_at_threshold", "coverage", "set_size", "pinball")
 
-#: Figures that are also metrics of the run if one of two classes is rare.
+#: Metrics that are also logged for the run if one of two classes is rare.
 RARE_CLASS_METRICS = ("roc_auc", "average_precision")
 
 #: The facts of an output that are written to the file.
 WRITTEN_FACTS = ("quantiles", "confused", "thresholds")
 
-#: scikit-learn functions that compute the same as a figure.
+#: scikit-learn functions that compute the same as a metric.
 SAME_FIGURES = {
     "accuracy_score": "accuracy",
     "balanced_accuracy_score": "balanced_accuracy",
@@ -45,17 +45,17 @@ SAME_FIGURES = {
 
 @dataclass(frozen=True)
 class Analysis:
-    """The figures of a split's kept predictions."""
+    """The metrics of a split's kept predictions."""
 
     outputs: Sequence[OutputAnalysis]
-    #: the figures of all examples, by name: `accuracy`, or `price/mae` with several outputs
-    figures: Mapping[str, Figure]
-    own: Sequence[str]  # the names of figures that become metrics of the run and that training does not have
+    #: the metrics of all examples, by name: `accuracy`, or `price/mae` with several outputs
+    estimates: Mapping[str, Estimate]
+    own: Sequence[str]  # the names of metrics that are logged for the run, though training does not compute them
     missing: Mapping[str, str]  # why some of the user's metrics are missing, by name
 
 
 def analyse_predictions(predictions: Predictions, options: EvaluationOptions, metrics: Metrics) -> Analysis:
-    """Computes all figures of kept predictions.
+    """Computes all metrics of kept predictions.
 
     Args:
         metrics: the functions of `evaluation.metrics`, by name.
@@ -68,42 +68,44 @@ def analyse_predictions(predictions: Predictions, options: EvaluationOptions, me
         outputs.append(output)
         if metrics:
             measured, faults = measure_own(predictions, name, described, metrics=metrics, seconds=options.seconds)
-            faults |= add_figures(output, measured, metrics)
+            faults |= add_own_metrics(output, measured, metrics)
             own += [name_metric(name, metric) for metric in measured if metric not in faults]
             missing |= {name_metric(name, metric): why for metric, why in faults.items()}
-    figures = {name_metric(each.name, name): figure for each in outputs for name, figure in each.figures.items()}
-    own += [name for name in figures if name.endswith(RUN_METRICS) and name not in own]
+    estimates = {
+        name_metric(each.name, name): estimate for each in outputs for name, estimate in each.estimates.items()
+    }
+    own += [name for name in estimates if name.endswith(RUN_METRICS) and name not in own]
     for each in outputs:
         if each.facts.get("is_rare"):
             own += [name_metric(each.name, metric) for metric in RARE_CLASS_METRICS]
-    return Analysis(outputs, figures, own, missing)
+    return Analysis(outputs, estimates, own, missing)
 
 
-def add_figures(output: OutputAnalysis, measured: Mapping[str, Figure], metrics: Metrics) -> dict[str, str]:
-    """Adds the figures of the user's metrics to an output. Returns the reason for each that is not added, by name."""
+def add_own_metrics(output: OutputAnalysis, measured: Mapping[str, Estimate], metrics: Metrics) -> dict[str, str]:
+    """Adds the user's metrics to an output. Returns the reason for each that is not added, by name."""
     faults: dict[str, str] = {}
-    added: dict[str, Figure] = {}
-    for name, figure in measured.items():
-        if name in output.figures:
+    added: dict[str, Estimate] = {}
+    for name, estimate in measured.items():
+        if name in output.estimates:
             faults[name] = "the report has a figure of this name; use another"
         else:
-            added[name] = find_same(metrics[name], figure, output) or figure
-    output.figures.update(added)
+            added[name] = find_same(metrics[name], estimate, output) or estimate
+    output.estimates.update(added)
     return faults
 
 
-def find_same(metric: Callable[..., Any], found: Figure, output: OutputAnalysis) -> Figure | None:
-    """Returns the output's own figure if a scikit-learn metric computes it again, so that it has only one interval."""
+def find_same(metric: Callable[..., Any], found: Estimate, output: OutputAnalysis) -> Estimate | None:
+    """Returns the output's own metric if a scikit-learn metric computes it again, so that it has only one interval."""
     function = getattr(metric, "func", metric)
     if not str(getattr(function, "__module__", "")).startswith("sklearn."):
         return None
     name = SAME_FIGURES.get(str(getattr(function, "__name__", "")), "")
-    figures = [output.figures.get(name), output.figures.get(f"{name}_at_threshold")]
+    estimates = [output.estimates.get(name), output.estimates.get(f"{name}_at_threshold")]
     if len(output.classes) == 2:
-        figures.append(output.classes[1].get(name))
-    for figure in figures:
-        if figure is not None and math.isclose(figure.value, found.value, rel_tol=1e-6, abs_tol=1e-9):
-            return figure
+        estimates.append(output.classes[1].get(name))
+    for estimate in estimates:
+        if estimate is not None and math.isclose(estimate.value, found.value, rel_tol=1e-6, abs_tol=1e-9):
+            return estimate
     return None
 
 
@@ -113,7 +115,7 @@ def write_metrics(predictions: Predictions, analysis: Analysis) -> str:
     for each in analysis.outputs:
         outputs[each.name] = {
             "examples": len(each.rows),
-            "metrics": {name: figure._asdict() for name, figure in each.figures.items()},
+            "metrics": {name: estimate._asdict() for name, estimate in each.estimates.items()},
             **{name: each.facts[name] for name in each.facts if name in WRITTEN_FACTS},
         }
     content = {

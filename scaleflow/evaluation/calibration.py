@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from scaleflow.evaluation.figures import accumulate, divide_or
+from scaleflow.evaluation.measures import accumulate, divide_or
 from scaleflow.evaluation.resampling import count_effective
 from scaleflow.interfaces.quantiles import weighted_quantiles
 

@@ -15,7 +15,7 @@ from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions, find_units
 from scaleflow.evaluation.resampling import CONFIDENCE, Units
 from scaleflow.interfaces import name_leaves, name_metric
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 
 Array = np.ndarray[Any, Any]
 
@@ -40,9 +40,9 @@ class ScoreComparison:
     metric: str
     is_error: bool
     examples: int
-    value: Figure
+    value: Estimate
     other: float
-    gain: Figure
+    gain: Estimate
     better: int
     worse: int
     differ: int
@@ -51,11 +51,11 @@ class ScoreComparison:
     on: str = ""
 
     @property
-    def difference(self) -> Figure:
+    def difference(self) -> Estimate:
         """The model's metric minus the other model's, with its paired interval."""
         if not self.is_error:
             return self.gain
-        return Figure(0.0 - self.gain.value, 0.0 - self.gain.high, 0.0 - self.gain.low)
+        return Estimate(0.0 - self.gain.value, 0.0 - self.gain.high, 0.0 - self.gain.low)
 
     @property
     def is_noise(self) -> bool:

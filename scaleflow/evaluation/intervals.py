@@ -1,8 +1,8 @@
-"""Computes 95 % intervals of figures from counts and from the influence of each row. It uses all rows, not a sample.
+"""Computes 95 % intervals of metrics from counts and from the influence of each row. It uses all rows, not a sample.
 
-The influence of a row is how much a figure changes with the weight of the row. The squared influences sum to the
-variance of the figure (Hampel 1974). Rows that belong together are summed before squaring. How a variance becomes an
-interval depends on the range of the figure:
+The influence of a row is how much a metric changes with the weight of the row. The squared influences sum to the
+variance of the metric (Hampel 1974). Rows that belong together are summed before squaring. How a variance becomes an
+interval depends on the range of the metric:
 
 - Rates, from 0 to 1: the interval of Wilson (1927), with the number of rows that gives this variance (Korn and Graubard
   1998). At low counts the bounds follow Brown, Cai and DasGupta (2001).
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.resampling import CONFIDENCE, Units, count_effective
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 
 #: The bound of a rate's interval is exact if there are at most this many counts on its side.
 FEW_COUNTS = 3
@@ -97,10 +97,10 @@ class Rates:
     error: Array
     combine: Callable[[Array], Array]
 
-    def figures(self) -> list[Figure]:
-        """Returns a figure for each group; 0 if its rate is undefined."""
+    def estimates(self) -> list[Estimate]:
+        """Returns a metric for each group; 0 if its rate is undefined."""
         values = np.nan_to_num(self.value)
-        return [Figure(float(v), float(a), float(b)) for v, a, b in zip(values, self.low, self.high, strict=True)]
+        return [Estimate(float(v), float(a), float(b)) for v, a, b in zip(values, self.low, self.high, strict=True)]
 
     def select(self, is_used: Array) -> Rates:
         """Returns the rates of the chosen groups, [groups] bool."""
@@ -120,7 +120,7 @@ class Rates:
 
 
 class Intervals:
-    """Makes the intervals of figures of the same rows.
+    """Makes the intervals of metrics of the same rows.
 
     Args:
         rows: the number of rows.
@@ -133,7 +133,7 @@ class Intervals:
         weights: [rows].
         members: the number of the unit of each row, from 0, [rows]; None if each row is its own unit.
         count: the effective number of units of equal weight.
-        has_ends: whether figures have intervals.
+        has_ends: whether metrics have intervals.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class Intervals:
         return np.bincount(members, influence)
 
     def find_variance(self, sums: Array) -> float:
-        """Returns the variance of a figure, from the influence of each unit."""
+        """Returns the variance of a metric, from the influence of each unit."""
         return float(np.square(sums).sum()) * self._units / max(self._units - 1, 1)
 
-    # Figures with one value ------------------------------------------------------------------
+    # Metrics with one value ------------------------------------------------------------------
 
     def mean(
         self, values: Array, finish: Callable[[Any], Any] | None = None, is_error: bool = False, is_rate: bool = False
-    ) -> Figure:
+    ) -> Estimate:
         """Returns the weighted mean of values [rows] with its interval; `finish`, an increasing function, is applied to
         both.
 
@@ -188,12 +188,12 @@ class Intervals:
         finish: Callable[[Any], Any] | None = None,
         is_error: bool = False,
         is_rate: bool = False,
-    ) -> Figure:
+    ) -> Estimate:
         """Returns the quotient of the weighted sums of values and amounts, both [rows], with its interval."""
         finish = finish or (lambda value: value)
         total = float(self.weights @ amounts)
         if not total:
-            return Figure(math.nan)
+            return Estimate(math.nan)
         value = float(self.weights @ values) / total
         influence = self.weights * (values - value * amounts) / total
         if values.dtype == bool:
@@ -202,10 +202,10 @@ class Intervals:
             found = self.rate(value, influence)
         else:
             found = self.error(value, influence) if is_error else self.number(value, influence)
-        return Figure(*(float(finish(end)) for end in found))
+        return Estimate(*(float(finish(end)) for end in found))
 
-    def rate(self, value: float, influence: Array, most: float = math.inf) -> Figure:
-        """Returns a figure from 0 to 1 with its interval.
+    def rate(self, value: float, influence: Array, most: float = math.inf) -> Estimate:
+        """Returns a metric from 0 to 1 with its interval.
 
         Args:
             influence: the influence of each row, [rows].
@@ -213,7 +213,7 @@ class Intervals:
                 other's variance.
         """
         if not (self.has_ends and math.isfinite(value)):
-            return Figure(value)
+            return Estimate(value)
         sums = self.sum_units(influence)
         variance = self.find_variance(sums)
         if self.members is None and most < math.inf:
@@ -231,9 +231,9 @@ class Intervals:
             sides = bound_logits(np.array(value), quantile * np.sqrt(variance))
             low = np.fmin(low, sides[0])
             high = np.fmax(high, sides[1])
-        return Figure(value, float(low), float(high))
+        return Estimate(value, float(low), float(high))
 
-    def area(self, value: float, influence: Array, count: float) -> Figure:
+    def area(self, value: float, influence: Array, count: float) -> Estimate:
         """Returns an area under a curve, from 0 to 1, with its interval, which is symmetric on the logit scale.
 
         Args:
@@ -241,35 +241,35 @@ class Intervals:
             count: the number of units of the smaller class.
         """
         if not (self.has_ends and math.isfinite(value)):
-            return Figure(value)
+            return Estimate(value)
         inner = value * (1 - value)
         if inner < 1e-15:
             low, high = bound_rates(np.array(value), np.array(count), self._find_t(count), self.confidence)
-            return Figure(value, float(low), float(high))
+            return Estimate(value, float(low), float(high))
         low, high = bound_logits(np.array(value), self._find_half(influence, count))
-        return Figure(value, float(low), float(high))
+        return Estimate(value, float(low), float(high))
 
-    def error(self, value: float, influence: Array) -> Figure:
-        """Returns a figure from 0 up with its interval, from the influence of each row, [rows]."""
+    def error(self, value: float, influence: Array) -> Estimate:
+        """Returns a metric from 0 up with its interval, from the influence of each row, [rows]."""
         if not (self.has_ends and math.isfinite(value)):
-            return Figure(value)
+            return Estimate(value)
         if value <= 0:
-            return Figure(value, value, value)
+            return Estimate(value, value, value)
         half = self._find_half(influence) / value
-        return Figure(value, value * math.exp(-half), value * math.exp(min(half, 700.0)))
+        return Estimate(value, value * math.exp(-half), value * math.exp(min(half, 700.0)))
 
-    def number(self, value: float, influence: Array) -> Figure:
-        """Returns a figure of any size with its interval, from the influence of each row, [rows]."""
+    def number(self, value: float, influence: Array) -> Estimate:
+        """Returns a metric of any size with its interval, from the influence of each row, [rows]."""
         if not (self.has_ends and math.isfinite(value)):
-            return Figure(value)
+            return Estimate(value)
         half = self._find_half(influence)
-        return Figure(value, value - half, value + half)
+        return Estimate(value, value - half, value + half)
 
     def _find_t(self, count: float) -> float:
         return float(find_quantile(self.confidence, max(1.0, count - 1)))
 
     def _find_half(self, influence: Array, count: float | None = None) -> float:
-        """Returns half the width of an interval. It is wider if few rows dominate the figure."""
+        """Returns half the width of an interval. It is wider if few rows dominate the metric."""
         sums = self.sum_units(influence)
         freedom = self._find_freedom(sums, self.count if count is None else count)
         return float(find_quantile(self.confidence, freedom)) * math.sqrt(self.find_variance(sums))
@@ -360,17 +360,17 @@ class Intervals:
             lows, highs = np.full((2, len(rates)), np.nan)
         return Rates(rates, lows, highs, np.where(is_inner, np.sqrt(variances), 0.0), combine)
 
-    def average(self, rates: Rates, of_all: bool = False) -> Figure:
+    def average(self, rates: Rates, of_all: bool = False) -> Estimate:
         """Returns the mean rate of the groups that have one; with `of_all`, of all groups, and missing rates count as
         0.
         """
         is_known = np.isfinite(rates.value)
         known = len(is_known) if of_all else int(is_known.sum())
         if not known:
-            return Figure(math.nan)
+            return Estimate(math.nan)
         value = float(rates.value[is_known].sum()) / known
         if not self.has_ends:
-            return Figure(value)
+            return Estimate(value)
 
         def add_distances(distances: Array) -> float:
             """Combines the distances of the bounds of all groups. The groups' influences depend on each other."""
@@ -381,7 +381,7 @@ class Intervals:
 
         low = value - add_distances(np.nan_to_num(rates.value - rates.low))
         high = value + add_distances(np.nan_to_num(rates.high - rates.value))
-        return Figure(value, max(0.0, low), min(1.0, high))
+        return Estimate(value, max(0.0, low), min(1.0, high))
 
 
 #: Degrees of freedom of the variance of a mean, per row that dominates it.
@@ -397,7 +397,7 @@ def divide(values: Array, by: Array) -> Array:
 # Calibration ---------------------------------------------------------------------------------
 
 
-def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps: Array) -> Figure:
+def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps: Array) -> Estimate:
     """Returns the mean distance of confidence and accuracy over bins, with its interval.
 
     Chance increases the error, because a distance is never below 0. So the interval contains the true errors under
@@ -411,11 +411,11 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
     weights = intervals.weights
     total = float(weights.sum())
     if not total:
-        return Figure(math.nan)
+        return Estimate(math.nan)
     means = np.bincount(bins, weights * gaps, count) / total
     value = float(np.abs(means).sum())
     if not intervals.has_ends:
-        return Figure(value)
+        return Estimate(value)
     if intervals.members is None:
         amounts, moments, squares = (np.bincount(bins, weights**2 * gaps**power, count) for power in (0, 1, 2))
         crossed = np.outer(means, moments)
@@ -454,9 +454,9 @@ def bound_calibration_error(intervals: Intervals, bins: Array, count: int, gaps:
         return high
 
     if not value:
-        return Figure(value, 0.0, min(1.0, float(np.percentile(np.abs(chance).sum(axis=1), 100 - tail))))
+        return Estimate(value, 0.0, min(1.0, float(np.percentile(np.abs(chance).sum(axis=1), 100 - tail))))
     low, high = (min(1.0, value * find_factor(percentile)) for percentile in (100 - tail, tail))
-    return Figure(value, min(low, value), max(high, value))
+    return Estimate(value, min(low, value), max(high, value))
 
 
 # Areas under the ROC curve of tied scores and of rare classes ----------------------------------

@@ -1,4 +1,4 @@
-"""Analyses the kept predictions of one output: its figures, its charts, and the errors of the examples."""
+"""Analyses the kept predictions of one output: its metrics, its charts, and the errors of the examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.collector import choose_form
-from scaleflow.evaluation.figures import (
+from scaleflow.evaluation.measures import (
     BINS,
     Classes,
     MakeIntervals,
@@ -36,7 +36,7 @@ from scaleflow.evaluation.figures import (
 )
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.interfaces import Outputs, is_smaller_better
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.quantiles import average_pinball_losses
 from scaleflow.pages.charts import Chart, Drawing, draw_confusion_matrix, draw_rates
@@ -57,7 +57,7 @@ HISTOGRAM_BARS = 40
 #: A class with at most this share of the weight is rare: then its AUC and average precision are metrics of the run.
 RARE_CLASS = 0.2
 
-#: Figures of classes that depend on the threshold.
+#: Metrics of classes that depend on the threshold.
 DECIDED = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
@@ -66,8 +66,8 @@ class OutputAnalysis:
     """The analysis of the kept predictions of one output."""
 
     name: str  # the output's name; "" if it is the only output
-    figures: dict[str, Figure]
-    classes: list[dict[str, Any]]  # a row per class, label or value: figures and counts
+    estimates: dict[str, Estimate]
+    classes: list[dict[str, Any]]  # a row per class, label or value: metrics and counts
     drawings: list[Drawing]
     rows: Array  # the rows that count in the table of predictions, [n]
     scores: Array  # the score of each prediction, [n]; `measure` names it
@@ -92,10 +92,10 @@ def analyse_output(
     interval_count: int = 0,
     costs: tuple[float, float] | None = None,
 ) -> OutputAnalysis:
-    """Computes the figures and charts of an output's kept predictions.
+    """Computes the metrics and charts of an output's kept predictions.
 
     Args:
-        interval_count: `evaluation.intervals`; 0: figures have no intervals.
+        interval_count: `evaluation.intervals`; 0: metrics have no intervals.
         costs: the costs of a missed positive of two classes and of a false alarm; None: the user sets none.
     """
     make_intervals = functools.partial(predictions.make_intervals, is_wanted=interval_count > 0)
@@ -119,24 +119,24 @@ def analyse_classes(
         return make_empty_analysis(output, "accuracy")
     intervals = make_intervals(data.rows)
     threshold = described.threshold
-    figures, rows = measure_classes(data, intervals)
+    estimates, rows = measure_classes(data, intervals)
     if threshold is not None:  # without the suffix, these metrics mean the more likely class
-        figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
-        figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
+        estimates = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in estimates.items()}
+        estimates |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
         if data.chances is not None:
-            figures |= measure_decisions(choose_likelier(data, data.chances), intervals)
+            estimates |= measure_decisions(choose_likelier(data, data.chances), intervals)
     if costs is not None and len(data.names) == 2:
         miss_cost, alarm_cost = costs
         is_missed = (data.target == 1) & ~data.is_correct
         is_alarm = (data.target == 0) & ~data.is_correct
-        figures["cost_at_threshold"] = intervals.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
+        estimates["cost_at_threshold"] = intervals.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
     counts = count_confusion(data, intervals.weights)
     weights = intervals.weights
     is_covered = np.array([], bool)
     if described.set_threshold is not None and data.chances is not None:
         sets = find_sets(described, data.chances)
         is_covered = sets[np.arange(len(sets)), data.target]
-        figures |= {"coverage": intervals.mean(is_covered), "set_size": intervals.mean(sets.sum(axis=1))}
+        estimates |= {"coverage": intervals.mean(is_covered), "set_size": intervals.mean(sets.sum(axis=1))}
     answered = data.select(data.is_answered)
     calibrated = calibrate(answered, weights[data.is_answered])
     facts: dict[str, Any] = {
@@ -152,7 +152,7 @@ def analyse_classes(
         drawings.append(
             Drawing("confusion_matrix", "Confusion matrix", matrix, caption="The shade is the share of the true class.")
         )
-    drawings += [draw_reliability(data, weights, figures["calibration_error"])]
+    drawings += [draw_reliability(data, weights, estimates["calibration_error"])]
     if len(data.names) == 2 and data.chances is not None:
         ranking = rank_scores(data.chances[:, 1], data.target == 1, intervals)
         positives = float(weights[data.target == 1].sum())
@@ -162,7 +162,7 @@ def analyse_classes(
         facts["positives"] = float((data.target == 1).sum())
         facts["positive"] = data.names[1]
         facts["is_rare"] = 0 < min(positives, others) <= RARE_CLASS * (positives + others)
-        drawings += draw_ranking(ranking, figures, facts["thresholds"], name=data.names[1])
+        drawings += draw_ranking(ranking, estimates, facts["thresholds"], name=data.names[1])
     else:
         drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
     worst = np.flatnonzero(~data.is_correct)
@@ -170,7 +170,7 @@ def analyse_classes(
     worst = worst[np.argsort(-badness[worst], kind="stable")]
     return OutputAnalysis(
         output,
-        figures,
+        estimates,
         rows,
         drawings=drawings,
         rows=data.rows,
@@ -193,7 +193,7 @@ def make_empty_analysis(output: str, measure: str, not_finite: int = 0) -> Outpu
     nothing = np.array([], np.int64)
     return OutputAnalysis(
         output,
-        {measure: Figure(math.nan)},
+        {measure: Estimate(math.nan)},
         classes=[],
         drawings=[],
         rows=nothing,
@@ -217,7 +217,7 @@ def analyse_vectors(
     intervals = make_intervals(data.rows)
     facts: dict[str, Any] = {"not_finite": data.not_finite}
     if data.chances is not None:
-        figures, classes = measure_labels(names, data, intervals, make_intervals)
+        estimates, classes = measure_labels(names, data, intervals, make_intervals)
         is_right = (data.target > 0.5) == (data.prediction > 0.5)
         scores = data.average(is_right)
         drawings = [draw_weakest(classes, "f1", "F1 of each label")]
@@ -226,7 +226,7 @@ def analyse_vectors(
         worst = worst[np.argsort(-data.average(losses)[worst], kind="stable")]
         return OutputAnalysis(
             output,
-            figures,
+            estimates,
             classes,
             drawings=drawings,
             rows=data.rows,
@@ -235,7 +235,7 @@ def analyse_vectors(
             worst=worst,
             facts=facts,
         )
-    figures, classes = measure_values(names, data, intervals, make_intervals)
+    estimates, classes = measure_values(names, data, intervals, make_intervals)
     is_covered = np.array([], bool)
     ends = list(bound_values(described, np.zeros((1, *described.model_shape))))
     if ends:
@@ -243,13 +243,13 @@ def analyse_vectors(
         bounds = [read(column="prediction", end=f"_{end}")[data.rows] for end in ends]
         is_inside = (bounds[0] <= data.target) & (data.target <= bounds[-1])
         is_covered = data.average(is_inside)
-        figures["coverage"] = data.mean(is_inside, intervals)
+        estimates["coverage"] = data.mean(is_inside, intervals)
         if described.levels is not None:
             levels = np.array(described.levels)
             losses = average_pinball_losses(data.target, np.nan_to_num(np.stack(bounds, axis=-1)), levels)
-            figures["pinball"] = data.mean(losses, intervals, is_error=True)
+            estimates["pinball"] = data.mean(losses, intervals, is_error=True)
         if data.not_finite:
-            figures |= {name: Figure(math.nan) for name in ("coverage", "pinball") if name in figures}
+            estimates |= {name: Estimate(math.nan) for name in ("coverage", "pinball") if name in estimates}
     errors = data.prediction - data.target
     scales = [
         max(float(data.column(n, data.target).std()), 1e-300) if count > 1 and data.is_used[:, n].any() else 1.0
@@ -264,11 +264,11 @@ def analyse_vectors(
         weights = intervals.weights[data.is_used[:, n]]
         drawings += draw_errors(data.column(n, data.prediction), data.column(n, errors), label, weights=weights)
     quantiles = find_error_quantiles(scores, intervals.weights)
-    gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
+    gain = np.nan_to_num(np.fmin(estimates["r2"].low, estimates["r2"].value))
     facts |= {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
         output,
-        figures,
+        estimates,
         classes,
         drawings=drawings,
         rows=data.rows,
@@ -346,7 +346,7 @@ def analyse_positions(
     names = described.names or tuple(map(str, range(described.shape[-1])))
     is_sequence = described.kind == "classification" and len(described.shape) == 2
     intervals = make_intervals(rows)
-    figures, classes = measure_positions(columns, names, is_sequence, intervals=intervals)
+    estimates, classes = measure_positions(columns, names, is_sequence, intervals=intervals)
     drawings = []
     if classes:
         drawings.append(draw_weakest(classes, "iou", "Intersection over union of each class"))
@@ -364,9 +364,17 @@ def analyse_positions(
     measure = "mae" if is_error else "accuracy"
     facts = {"unit": "positions", "not_finite": int((bad > 0).sum())}
     if is_error and facts["not_finite"]:
-        figures = dict.fromkeys(figures, Figure(math.nan))
+        estimates = dict.fromkeys(estimates, Estimate(math.nan))
     return OutputAnalysis(
-        output, figures, classes, drawings=drawings, rows=rows, scores=scores, measure=measure, worst=worst, facts=facts
+        output,
+        estimates,
+        classes,
+        drawings=drawings,
+        rows=rows,
+        scores=scores,
+        measure=measure,
+        worst=worst,
+        facts=facts,
     )
 
 
@@ -388,7 +396,7 @@ def list_confused(counts: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 # Charts --------------------------------------------------------------------------------------
 
 
-def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
+def draw_reliability(data: Classes, weights: Array, error: Estimate) -> Drawing:
     total, sure, right = sum_bins(data.confidence, data.is_correct, weights)
     chart = Chart("reliability", (0, 1), (0, 1), labels=("probability of the prediction", "share that is right"))
     chart.add_bars(np.linspace(0, 1, BINS + 1).tolist(), divide_or(right, total).tolist()).add_line(
@@ -401,7 +409,7 @@ def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
 
 
 def draw_ranking(
-    ranking: Ranking, figures: Mapping[str, Figure], thresholds: Sequence[Mapping[str, Any]], name: str
+    ranking: Ranking, estimates: Mapping[str, Estimate], thresholds: Sequence[Mapping[str, Any]], name: str
 ) -> list[Drawing]:
     """Draws the ROC and the precision-recall curve of the class `name`. The second one shows the thresholds."""
     keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
@@ -411,22 +419,22 @@ def draw_ranking(
     curve = Chart("precision and recall", (0, 1), (0, 1), labels=("recall", "precision")).add_line(true, precision)
     points = np.array([[row["recall"], row["precision"]] for row in thresholds])
     curve.add_points(points[:, 0], points[:, 1])
-    area = f"Area {format_number(figures['roc_auc'].value)}."
+    area = f"Area {format_number(estimates['roc_auc'].value)}."
     texts = "; ".join(f"{row['threshold']} {format_number(row['probability'])}" for row in thresholds)
-    other = f"Average precision {format_number(figures['average_precision'].value)}. Thresholds for {name}: {texts}."
+    other = f"Average precision {format_number(estimates['average_precision'].value)}. Thresholds for {name}: {texts}."
     return [
         Drawing("roc", "ROC curve", roc.to_svg(), caption=area),
         Drawing("precision_recall", "Precision and recall", curve.to_svg(), caption=other),
     ]
 
 
-def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> Drawing:
-    """Draws a figure of the classes, the weakest first."""
-    known = [row for row in rows if row["support"] and np.isfinite(row[figure].value)]
-    chosen = sorted(known, key=lambda row: float(row[figure].value))[:MAX_BARS]
-    svg = draw_rates(title, [row["class"] for row in chosen], [row[figure] for row in chosen])
+def draw_weakest(rows: Sequence[Mapping[str, Any]], metric: str, title: str) -> Drawing:
+    """Draws a metric of the classes, the weakest first."""
+    known = [row for row in rows if row["support"] and np.isfinite(row[metric].value)]
+    chosen = sorted(known, key=lambda row: float(row[metric].value))[:MAX_BARS]
+    svg = draw_rates(title, [row["class"] for row in chosen], [row[metric] for row in chosen])
     more = f"The weakest {len(chosen)} of {len(known)}. " if len(known) > len(chosen) else ""
-    return Drawing(f"{figure}_of_classes", title, svg, caption=f"{more}Lines are 95 % intervals.")
+    return Drawing(f"{metric}_of_classes", title, svg, caption=f"{more}Lines are 95 % intervals.")
 
 
 def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> list[Drawing]:

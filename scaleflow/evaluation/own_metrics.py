@@ -13,14 +13,14 @@ import numpy as np
 
 from scaleflow.errors import read_reason
 from scaleflow.evaluation.collector import choose_form
-from scaleflow.evaluation.figures import Vectors, read_classes
 from scaleflow.evaluation.intervals import find_quantile
+from scaleflow.evaluation.measures import Vectors, read_classes
 from scaleflow.evaluation.outputs import read_vectors
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import CONFIDENCE, Resamples, find_percentiles
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.config import METRIC_WEIGHTS
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 
 Array = np.ndarray[Any, Any]
 Metrics = Mapping[str, Callable[..., Any]]
@@ -39,7 +39,7 @@ MIN_PARTS = 10
 
 def measure_own(
     predictions: Predictions, output: str, described: Outputs, metrics: Metrics, seconds: float
-) -> tuple[dict[str, Figure], dict[str, str]]:
+) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Computes the user's metrics of one output.
 
     Classes are numbers from 0. With two classes the second one is 1, and scores are its probability. Labels and several
@@ -49,7 +49,7 @@ def measure_own(
         seconds: the time for the intervals of each metric.
 
     Returns:
-        The figures with their intervals, and the reasons for missing ones.
+        The metrics with their intervals, and the reasons for missing ones.
     """
     form = choose_form(described)
     if form == "positions":
@@ -78,15 +78,15 @@ def measure_own(
     own = None if weights is None else weights[rows].astype(np.float64)
     units = predictions.units and predictions.units.take(rows)
     resamples = Resamples(len(rows), units)
-    figures: dict[str, Figure] = {}
+    estimates: dict[str, Estimate] = {}
     faults: dict[str, str] = {}
     for name, function in metrics.items():
         try:
             compute = bind_examples(function, target, predicted, chances=chances, weights=own)
-            figures[name] = find_interval(compute, len(rows), resamples, seconds=seconds)
+            estimates[name] = find_interval(compute, len(rows), resamples, seconds=seconds)
         except (Exception, SystemExit) as error:  # user code may raise anything
             faults[name] = read_reason(error)
-    return figures, faults
+    return estimates, faults
 
 
 def find_gap(data: Vectors) -> str:
@@ -123,7 +123,7 @@ def bind_examples(
     return compute
 
 
-def find_interval(compute: Callable[[Array], float], count: int, resamples: Resamples, seconds: float) -> Figure:
+def find_interval(compute: Callable[[Array], float], count: int, resamples: Resamples, seconds: float) -> Estimate:
     """Returns a metric of `count` examples with its interval.
 
     The interval has the percentiles of resamples of all examples. If there is not enough time, parts of the examples
@@ -134,20 +134,20 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
     possible = seconds / max(time.monotonic() - began, 1e-9)
     deadline = began + seconds
     if resamples.count < 2:
-        return Figure(value)
+        return Estimate(value)
     if possible >= MIN_RESAMPLES:
         drawn = compute_each(compute, resamples.draw(MAX_RESAMPLES), deadline)
         if len(drawn) < MIN_RESAMPLES or not np.ptp(drawn):  # too few values, or no spread
-            return Figure(value)
+            return Estimate(value)
         low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.count))
-        return Figure(value, float(low), float(high))
+        return Estimate(value, float(low), float(high))
     parts = min(MAX_PARTS, resamples.count, int(possible))
     if parts < MIN_PARTS:
-        return Figure(value)
+        return Estimate(value)
     left = compute_each(compute, resamples.leave_out(parts), math.inf)
     error = math.sqrt(float(np.var(left)) * (len(left) - 1)) if len(left) == parts else 0.0
     half = float(find_quantile(CONFIDENCE, parts - 1)) * error
-    return Figure(value, value - half, value + half) if half else Figure(value)
+    return Estimate(value, value - half, value + half) if half else Estimate(value)
 
 
 def compute_each(compute: Callable[[Array], float], samples: Iterable[Array], deadline: float) -> list[float]:

@@ -170,7 +170,7 @@ class Predictions:
         return None
 
     def make_intervals(self, rows: Array, is_wanted: bool = True) -> Intervals:
-        """Returns the object that makes the intervals of figures for some rows of the table."""
+        """Returns the object that makes the intervals of metrics for some rows of the table."""
         weights = self.weights()
         own = None if weights is None else weights[rows]
         return Intervals(len(rows), own, find_units((self, rows)), is_wanted=is_wanted)

@@ -63,7 +63,7 @@ def number_blocks(times: Array) -> Array:
 
 
 def find_percentiles(confidence: float, count: float | None = None) -> tuple[float, float]:
-    """Returns the percentiles of the resampled figures that bound an interval.
+    """Returns the percentiles of the resampled metrics that bound an interval.
 
     With a `count` of units they are corrected for small counts, following Hesterberg (2015, The American Statistician
     69): uncorrected intervals are too narrow by the difference between Student's t and the normal distribution, and by

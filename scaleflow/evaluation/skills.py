@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.collector import choose_form
-from scaleflow.evaluation.figures import measure_classes, rank_scores, read_classes
 from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.measures import measure_classes, rank_scores, read_classes
 from scaleflow.evaluation.outputs import analyse_output, read_vectors
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.interfaces import Outputs, name_leaves, name_metric
@@ -33,11 +33,11 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True)
 class Skill:
-    """A figure whose larger values are better.
+    """A metric whose larger values are better.
 
     Attributes:
-        value: the figure.
-        constant: the figure of a constant answer.
+        value: the metric.
+        constant: the metric of a constant answer.
         step: the maximum change by a single example.
     """
 
@@ -69,9 +69,9 @@ def measure_class_skills(predictions: Predictions, output: str, described: Outpu
     classes = np.flatnonzero(support)
     if len(classes) < 2:
         return {}
-    figures, _ = measure_classes(data, intervals)
+    estimates, _ = measure_classes(data, intervals)
     rarest = 1 / support[classes].min()
-    balanced = figures["balanced_accuracy"].value
+    balanced = estimates["balanced_accuracy"].value
     skills = {"balanced_accuracy": Skill(balanced, 1 / len(classes), rarest / len(classes))}
     if data.chances is not None:
         areas = [rank_scores(data.chances[:, n], data.target == n, intervals).auc.value for n in classes]

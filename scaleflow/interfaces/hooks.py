@@ -145,7 +145,7 @@ class ReportSection:
 
     title: str
     html: str = ""  # included unchanged: escape texts
-    rows: Sequence[Mapping[str, Any]] = ()  # the rows of a table, by column name; may contain `Figure`s
+    rows: Sequence[Mapping[str, Any]] = ()  # the rows of a table, by column name; may contain `Estimate`s
 
 
 class WorkerHook:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.formatting import format_csv
 
 
@@ -19,17 +19,17 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats rows as CSV. A `Figure` becomes three columns: its value and the ends of its interval. NaN is empty."""
-    flat = [split_figures(row) for row in rows]
+    """Formats rows as CSV. An `Estimate` becomes three columns: its value and its interval. NaN is empty."""
+    flat = [split_estimates(row) for row in rows]
     head = list(dict.fromkeys(name for row in flat for name in row))
     return format_csv(head, ([row.get(name) for name in head] for row in flat))
 
 
-def split_figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the CSV cells of a row. A `Figure` becomes three cells, NaN becomes ""."""
+def split_estimates(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the CSV cells of a row. An `Estimate` becomes three cells, NaN becomes ""."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, Figure):
+        if isinstance(value, Estimate):
             cells[name] = value.value
             cells[f"{name}_low"] = value.low
             cells[f"{name}_high"] = value.high

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from scaleflow.interfaces.figure import Figure, describe_figure
+from scaleflow.interfaces.estimate import Estimate, describe_estimate
 from scaleflow.interfaces.formatting import GENERATOR, format_number
 from scaleflow.pages.charts import STYLE, find_size
 
@@ -69,22 +69,22 @@ def make_faint(words: str) -> str:
 
 def make_charts(drawings: Iterable[Any]) -> str:
     """Returns charts side by side in HTML. Each drawing has `title`, `svg` and `caption`."""
-    figures = []
+    charts = []
     for each in drawings:
         width, _ = find_size(each.svg)
-        figures.append(
+        charts.append(
             f'<figure style="flex-basis:{width}px"><h3>{escape(each.title)}</h3>'
             f'<div class="scroll">{each.svg}</div>'
             f"<figcaption>{escape(each.caption)}</figcaption></figure>"
         )
-    return f'<div class="charts">{"".join(figures)}</div>'
+    return f'<div class="charts">{"".join(charts)}</div>'
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
     """Returns a table in HTML; "" if there is nothing to show.
 
     Args:
-        rows: column name -> value: text, number, bool, `Figure` or None.
+        rows: column name -> value: text, number, bool, `Estimate` or None.
         columns: the columns to show, in this order; empty: all. A column without values is left out.
     """
     names = columns or list(dict.fromkeys(key for row in rows for key in row))
@@ -106,14 +106,14 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number or a `Figure`."""
-    return isinstance(value, Figure | int | float) and not isinstance(value, bool)
+    """Returns whether a value is a number or an `Estimate`."""
+    return isinstance(value, Estimate | int | float) and not isinstance(value, bool)
 
 
 def make_cell(value: Any) -> str:
     """Returns a table cell in HTML."""
-    if isinstance(value, Figure):
-        return f'<td class="number">{escape("" if math.isnan(value.value) else describe_figure(value))}</td>'
+    if isinstance(value, Estimate):
+        return f'<td class="number">{escape("" if math.isnan(value.value) else describe_estimate(value))}</td>'
     if isinstance(value, bool):
         return f"<td>{'yes' if value else ''}</td>"
     if isinstance(value, int):

@@ -20,9 +20,9 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces.estimate import describe_estimate
 from scaleflow.interfaces.events import Event
 from scaleflow.interfaces.extras import guard_extra
-from scaleflow.interfaces.figure import describe_figure
 from scaleflow.interfaces.hooks import KeptPredictions
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.display import Display
@@ -202,7 +202,7 @@ def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
     for row in rows:
         if row["model"] == label and "difference" in row:
             verdict = "not more than noise" if row["more than noise"] == "no" else "more than noise"
-            return f"{label} differs from the best by {row['metric']} {describe_figure(row['difference'])}: {verdict}"
+            return f"{label} differs from the best by {row['metric']} {describe_estimate(row['difference'])}: {verdict}"
     return ""
 
 

@@ -38,10 +38,10 @@ from scaleflow.runs import RunFolder, Task, WorkerProcess
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
+from scaleflow.worker.analysis_thread import AnalysisThread
 from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.failures import guard
-from scaleflow.worker.figures import FiguresThread
 from scaleflow.worker.hooks import (
     call_after_data,
     call_after_test,
@@ -162,24 +162,24 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
         if predictions is not None:
-            figures = FiguresThread(predictions, kept, files)
+            thread = AnalysisThread(predictions, kept, files)
             if task.is_shown:
                 shown = KeptPredictions(
                     plan=plan,
                     folder=files.path,
                     title=f"{task.origin} on {describe_data_name(plan)}",
                     predictions=predictions,
-                    analyse=figures.wait,
+                    analyse=thread.wait,
                     reader=kept.reader,
                     emit=emit,
                 )
                 call_after_test(hooks, shown)
-            figures.start()
+            thread.start()
             if task.is_shown:
                 call_finish_test(hooks, emit)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
             with guard("the figures of the test", emit):
-                figures.finish(0, known, "", emit=emit)  # the figures have no examples of unknown classes
+                thread.finish(0, known, "", emit=emit)  # the metrics have no examples of unknown classes
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)

@@ -16,10 +16,10 @@ from scaleflow.runs import RunSpec, RunState, WorkerProcess
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.user_metrics import user_metrics
+from scaleflow.worker.analysis_thread import import_ahead, start_analysis
 from scaleflow.worker.build import build_training
 from scaleflow.worker.export import LoadCheck, export_model
 from scaleflow.worker.failures import guard, is_loss_of_peer
-from scaleflow.worker.figures import begin_figures, import_ahead
 from scaleflow.worker.hooks import (
     call_after_build,
     call_after_export,
@@ -297,9 +297,9 @@ def train_and_export(trainer: Trainer) -> None:
         worker_sync.leave()
         return
     setup = trainer.setup = trainer.setup.take_answers(spec)
-    figures = None
+    thread = None
     with guard("the kept predictions and the figures of the test", emit):
-        figures = begin_figures(trainer, result)
+        thread = start_analysis(trainer, result)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         with guard("the confusion matrix", emit):
@@ -308,10 +308,10 @@ def train_and_export(trainer: Trainer) -> None:
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records:
         call_after_export(setup.hooks, trainer.run, result.model_step)
-    if figures is not None:
+    if thread is not None:
         call_finish_test(setup.hooks, emit)
         with guard("the figures of the test", emit):
-            figures.finish(result.model_step, result.test, figures.prefix, emit=emit)
+            thread.finish(result.model_step, result.test, thread.prefix, emit=emit)
     if load_check is not None:
         load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))

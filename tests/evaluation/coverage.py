@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from scaleflow.evaluation.figures import Classes, measure_classes, measure_one
 from scaleflow.evaluation.intervals import Intervals, bound_rates, find_quantile
+from scaleflow.evaluation.measures import Classes, measure_classes, measure_one
 from scaleflow.evaluation.resampling import Units
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 
 Array = np.ndarray[Any, Any]
-Figures = Mapping[str, Figure]
+Estimates = Mapping[str, Estimate]
 
 #: Points of the grid whose weighted figures are the true ones.
 GRID_POINTS = 400_001
@@ -62,14 +62,14 @@ class Model:
         target = np.repeat([0, 1], GRID_POINTS)
         weights = np.concatenate([(1 - self.share) * density, self.share * density])
         data = self.read(target, np.concatenate([grid, grid + self.skill]))
-        found = list_figures(data, Intervals(len(target), weights, is_wanted=False))
-        return {name: figure.value for name, figure in found.items()}
+        found = list_estimates(data, Intervals(len(target), weights, is_wanted=False))
+        return {name: estimate.value for name, estimate in found.items()}
 
 
-def list_figures(data: Classes, intervals: Intervals) -> Figures:
-    figures, rows = measure_classes(data, intervals)
+def list_estimates(data: Classes, intervals: Intervals) -> Estimates:
+    estimates, rows = measure_classes(data, intervals)
     own = {name: rows[1][name] for name in ("precision", "recall", "f1")}
-    return {**figures, **own}
+    return {**estimates, **own}
 
 
 def draw_units(rows: int, size: int, random: np.random.Generator) -> Units | None:
@@ -131,20 +131,20 @@ class Coverage:
 
 
 def simulate(
-    draw: Callable[[np.random.Generator], Figures], truth: Mapping[str, float], repeats: int
+    draw: Callable[[np.random.Generator], Estimates], truth: Mapping[str, float], repeats: int
 ) -> dict[str, Coverage]:
     """Counts for each figure how many intervals hold its true value. A figure that is not defined does not count."""
     found = {name: Coverage() for name in truth}
     for seed in range(repeats):
-        figures = draw(np.random.default_rng([seed, repeats]))
+        estimates = draw(np.random.default_rng([seed, repeats]))
         for name, true in truth.items():
-            figure = figures[name]
-            if np.isnan(figure.low):
+            estimate = estimates[name]
+            if np.isnan(estimate.low):
                 continue
             found[name].count += 1
-            found[name].below += true < figure.low - 1e-12
-            found[name].above += true > figure.high + 1e-12
-            found[name].width += (figure.high - figure.low) / repeats
+            found[name].below += true < estimate.low - 1e-12
+            found[name].above += true > estimate.high + 1e-12
+            found[name].width += (estimate.high - estimate.low) / repeats
     return found
 
 
@@ -190,19 +190,19 @@ VALUE_CASES: dict[str, tuple[str, int, int]] = {
 RATE_CASES = [(rate, rows) for rate in (1e-4, 1e-3, 0.01, 0.1, 0.5) for rows in (100, 1000, 10_000, 100_000, 1_000_000)]
 
 
-def draw_class_figures(name: str) -> tuple[Callable[[np.random.Generator], Figures], dict[str, float]]:
+def draw_class_estimates(name: str) -> tuple[Callable[[np.random.Generator], Estimates], dict[str, float]]:
     rows, model, weights, size = CLASS_CASES[name]
 
-    def draw(random: np.random.Generator) -> Figures:
-        return list_figures(*draw_classes(model, rows, random, weights, size))
+    def draw(random: np.random.Generator) -> Estimates:
+        return list_estimates(*draw_classes(model, rows, random, weights, size))
 
     return draw, model.find_truth()
 
 
-def draw_value_figures(name: str) -> tuple[Callable[[np.random.Generator], Figures], dict[str, float]]:
+def draw_value_estimates(name: str) -> tuple[Callable[[np.random.Generator], Estimates], dict[str, float]]:
     kind, rows, size = VALUE_CASES[name]
 
-    def draw(random: np.random.Generator) -> Figures:
+    def draw(random: np.random.Generator) -> Estimates:
         units = draw_units(rows, size, random)
         errors, target = draw_errors(kind, rows, random), 2 * random.normal(size=rows)
         if units is not None:
@@ -213,7 +213,7 @@ def draw_value_figures(name: str) -> tuple[Callable[[np.random.Generator], Figur
 
 
 def list_cases(words: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for maker, cases in ((draw_class_figures, CLASS_CASES), (draw_value_figures, VALUE_CASES)):
+    for maker, cases in ((draw_class_estimates, CLASS_CASES), (draw_value_estimates, VALUE_CASES)):
         for name in cases:
             if not words or any(word in name for word in words):
                 yield name, lambda maker=maker, name=name: maker(name)
@@ -228,10 +228,10 @@ def main(repeats: int = 400) -> None:
         draw, truth = make()
         found = simulate(draw, truth, repeats)
         print(f"{name} ({(time.monotonic() - began) / repeats:.3f} s each)")
-        for figure, each in found.items():
+        for metric, each in found.items():
             sides = f"{each.below} below, {each.above} above of {each.count}"
             print(
-                f"   {figure:20} {100 * each.share:5.1f} %  true {truth[figure]:.4g}  width {each.width:.3g}  {sides}"
+                f"   {metric:20} {100 * each.share:5.1f} %  true {truth[metric]:.4g}  width {each.width:.3g}  {sides}"
             )
 
 

@@ -15,12 +15,12 @@ from scipy import stats
 from sklearn import metrics
 
 from scaleflow.evaluation.comparison import compare_predictions, list_differences, pair_scores
-from scaleflow.evaluation.figures import measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.measures import measure_one, rank_scores
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import GROUP, TIME, Predictions, load_predictions
 from scaleflow.evaluation.resampling import BLOCKS, Resamples, Units, number_blocks
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from tests.conftest import Command
 from tests.evaluation.made import BINARY, CLASSES, draw_values, make_predictions
 
@@ -56,7 +56,7 @@ def test_whole_groups_add_up() -> None:
     intervals = Intervals(rows, weights, group(members + 7))
     places = list(Resamples(rows, group(members)).draw(600))
 
-    def compare(found: Figure, compute: Any) -> None:
+    def compare(found: Estimate, compute: Any) -> None:
         low, high = np.percentile([compute(each) for each in places], [2.5, 97.5])
         assert 0.9 <= (found.high - found.low) / (high - low) <= 1.4
         assert found.low < found.value < found.high
@@ -143,7 +143,7 @@ def test_the_interval_of_60_customers_with_20_visits_holds_the_accuracy_on_new_o
     for seed in range(100):
         made = make_visits(np.random.default_rng(seed).random(12) < 0.55)
         for name, each in (("groups", made), ("rows", replace(made, table=made.table.drop_columns([GROUP])))):
-            found = analyse_output(each, "", BINARY, 300).figures["accuracy"]
+            found = analyse_output(each, "", BINARY, 300).estimates["accuracy"]
             hits[name] += found.low <= 0.55 <= found.high
     assert hits["groups"] >= 90 > 60 > hits["rows"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from scaleflow.evaluation.figures import measure_calibration, measure_one, rank_scores
 from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.measures import measure_calibration, measure_one, rank_scores
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.own_metrics import find_interval
 from scaleflow.evaluation.resampling import Resamples
@@ -23,11 +23,11 @@ from tests.evaluation.coverage import (
     RATE_CASES,
     VALUE_CASES,
     Model,
-    draw_class_figures,
+    draw_class_estimates,
     draw_classes,
-    draw_value_figures,
+    draw_value_estimates,
     find_exact_coverage,
-    list_figures,
+    list_estimates,
     simulate,
 )
 from tests.evaluation.made import BINARY, analyse_in, draw_predictions, draw_values, make_predictions
@@ -51,18 +51,18 @@ def test_95_of_100_intervals_of_a_rate_hold_it(rate: float, rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["tenth 1000", "groups of 20, half 1000"])
 def test_95_of_100_intervals_of_classes_hold_the_truth(name: str) -> None:
-    check_coverage(simulate(*draw_class_figures(name), 200), QUICK)
+    check_coverage(simulate(*draw_class_estimates(name), 200), QUICK)
 
 
 @pytest.mark.parametrize("name", ["normal 30", "skewed 200", "skewed 2000, groups of 20"])
 def test_95_of_100_intervals_of_errors_hold_the_truth(name: str) -> None:
-    check_coverage(simulate(*draw_value_figures(name), 200), QUICK)
+    check_coverage(simulate(*draw_value_estimates(name), 200), QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLASS_CASES, *VALUE_CASES])
 def test_95_of_100_intervals_hold_the_truth_in_all_cases(name: str) -> None:
-    draw = draw_class_figures if name in CLASS_CASES else draw_value_figures
+    draw = draw_class_estimates if name in CLASS_CASES else draw_value_estimates
     check_coverage(simulate(*draw(name), 100 if "million" in name else 400), SLOW if "million" not in name else QUICK)
 
 
@@ -77,16 +77,16 @@ def test_all_rows_of_a_rare_class_count() -> None:
     """24 of 100,000 rows: intervals are as wide as the bootstrap of all rows, and figures from 0 to 1 stay there."""
     model = Model(24e-5, 4.0, threshold=0.02)
     data, intervals = draw_classes(model, 100_000, np.random.default_rng(3))
-    found = list_figures(data, intervals)
+    found = list_estimates(data, intervals)
     positives = data.is_correct[data.target == 1]
     random = np.random.default_rng(0)
     drawn = [positives[random.integers(len(positives), size=len(positives))].mean() for _ in range(1000)]
     low, high = np.percentile(drawn, [2.5, 97.5])
     balanced = found["balanced_accuracy"]
     assert balanced.high - balanced.low == pytest.approx((high - low) / 2, rel=0.3)
-    for name, figure in found.items():
-        assert 0 <= figure.low <= figure.value <= figure.high, name
-        assert figure.high <= 1 or name == "log_loss", name
+    for name, estimate in found.items():
+        assert 0 <= estimate.low <= estimate.value <= estimate.high, name
+        assert estimate.high <= 1 or name == "log_loss", name
 
 
 def test_large_errors_count() -> None:
@@ -132,7 +132,7 @@ def test_no_row_and_no_positive_have_no_interval() -> None:
 def test_a_million_rows_take_seconds() -> None:
     data, intervals = draw_classes(Model(1e-4, 3.0), 1_000_000, np.random.default_rng(0))
     began = time.process_time()
-    list_figures(data, intervals)
+    list_estimates(data, intervals)
     assert time.process_time() - began < 8
 
 
@@ -188,7 +188,7 @@ def test_own_metrics_draw_all_rows_or_leave_out_parts() -> None:
 def test_one_report_has_one_interval_for_one_figure(tmp_path: Path) -> None:
     functions = {"roc_auc_score": metrics.roc_auc_score, "mine": lambda t, y_score: metrics.roc_auc_score(t, y_score)}
     analysis = analyse_in(tmp_path, draw_predictions(BINARY, 300), metrics=functions)
-    assert analysis.figures["roc_auc_score"] == pytest.approx(analysis.figures["roc_auc"])
+    assert analysis.estimates["roc_auc_score"] == pytest.approx(analysis.estimates["roc_auc"])
 
 
 def test_a_report_of_a_rare_class_has_its_figures(tmp_path: Path) -> None:
@@ -196,15 +196,15 @@ def test_a_report_of_a_rare_class_has_its_figures(tmp_path: Path) -> None:
     target = (random.random((3000, 1)) < 0.03).astype(np.float32)
     output = (2 * target - 3 + random.normal(size=(3000, 1))).astype(np.float32)
     analysis = analyse_in(tmp_path, make_predictions(BINARY, {"": {"target": target, "output": output}}))
-    assert analysis.figures["average_precision"].low > 0
+    assert analysis.estimates["average_precision"].low > 0
     assert {"roc_auc", "average_precision"} <= set(analysis.own)
 
 
 def test_a_threshold_keeps_the_intervals_of_the_likelier_class() -> None:
     values = draw_values(BINARY, 400)
-    plain = analyse_output(make_predictions(BINARY, {"": values}), "", BINARY, 1).figures
+    plain = analyse_output(make_predictions(BINARY, {"": values}), "", BINARY, 1).estimates
     described = replace(BINARY, threshold=0.2)
-    found = analyse_output(make_predictions(described, {"": values}), "", described, 1).figures
+    found = analyse_output(make_predictions(described, {"": values}), "", described, 1).estimates
     for name in ("accuracy", "balanced_accuracy", "macro_f1"):
         assert found[name] == pytest.approx(plain[name])
         assert found[f"{name}_at_threshold"].value != found[name].value

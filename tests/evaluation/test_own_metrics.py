@@ -97,8 +97,8 @@ def test_values_get_theirs_and_failures_are_named(tmp_path: Any) -> None:
 def test_draws_that_fail_do_not_count() -> None:
     kept = draw_predictions(CLASSES, 300)
     own = Target("evaluation.metrics[0]", f"{__name__}.fail_on_one_class")
-    (figure,) = measure_own(kept, "", CLASSES, bind(own), 60)[0].values()
-    assert (figure.value, np.isnan(figure.low)) == (0.5, True), "its spread is not known"
+    (estimate,) = measure_own(kept, "", CLASSES, bind(own), 60)[0].values()
+    assert (estimate.value, np.isnan(estimate.low)) == (0.5, True), "its spread is not known"
 
 
 def count(targets: Any, answers: Any, weights: Any) -> float:
@@ -143,6 +143,6 @@ def accuracy(targets: Any, answers: Any) -> float:
 def test_a_metric_does_not_take_the_place_of_a_figure(tmp_path: Any) -> None:
     kept = draw_predictions(BINARY, 300)
     analysis = analyse_in(tmp_path, kept, metrics=bind(Target("evaluation.metrics[0]", f"{__name__}.accuracy")))
-    assert analysis.figures["accuracy"].value <= 1
+    assert analysis.estimates["accuracy"].value <= 1
     assert analysis.own == []
     assert analysis.missing == {"accuracy": "the report has a figure of this name; use another"}

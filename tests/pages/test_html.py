@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scaleflow.interfaces.figure import Figure, describe_figure
+from scaleflow.interfaces.estimate import Estimate, describe_estimate
 from scaleflow.pages.files import to_csv, write_files
 from scaleflow.pages.html import MAX_CHARACTERS, compose_section, make_page, make_table, shorten_value
 from scaleflow.pages.pictures import SIDE, draw_sheet
 
 
 def test_a_figure_is_written_with_its_interval() -> None:
-    assert describe_figure(Figure(0.98051, 0.9671, 0.9899)) == "0.9805 (0.967 to 0.99)"
-    assert describe_figure(Figure(0.98051)) == "0.9805"
+    assert describe_estimate(Estimate(0.98051, 0.9671, 0.9899)) == "0.9805 (0.967 to 0.99)"
+    assert describe_estimate(Estimate(0.98051)) == "0.9805"
 
 
 def test_a_table_shows_values_by_their_kind_and_leaves_empty_columns_out() -> None:
     rows = [
-        {"name": "<a>", "rows_read": 12345, "rate": Figure(0.5, 0.4, 0.6), "empty": None, "is_new": True},
-        {"name": "b", "rows_read": 1, "rate": Figure(float("nan")), "empty": "", "is_new": False},
+        {"name": "<a>", "rows_read": 12345, "rate": Estimate(0.5, 0.4, 0.6), "empty": None, "is_new": True},
+        {"name": "b", "rows_read": 1, "rate": Estimate(float("nan")), "empty": "", "is_new": False},
     ]
     table = make_table(rows)
     assert '<th>name</th><th class="number">rows read</th><th class="number">rate</th><th>is new</th>' in table
@@ -57,7 +57,7 @@ def test_long_texts_are_cut() -> None:
 
 
 def test_a_figure_has_three_columns_in_a_csv_file_and_nan_is_empty(tmp_path: Path) -> None:
-    text = to_csv([{"name": "a", "rate": Figure(0.5, 0.4, 0.6)}, {"name": "b", "rate": float("nan"), "more": 1}])
+    text = to_csv([{"name": "a", "rate": Estimate(0.5, 0.4, 0.6)}, {"name": "b", "rate": float("nan"), "more": 1}])
     write_files(tmp_path, {"tables/rates.csv": text, "sheet.png": b"png"})
     assert (tmp_path / "tables" / "rates.csv").read_text().splitlines() == [
         "name,rate,rate_low,rate_high,more",

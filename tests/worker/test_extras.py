@@ -15,7 +15,7 @@ from scaleflow.runs import RunFolder
 EXTRAS = {
     "report_metadata": "the description of the data and of the model",
     "write_data_files": "the list of the data's files",
-    "begin_figures": "the kept predictions and the figures of the test",
+    "start_analysis": "the kept predictions and the figures of the test",
     "report_confusion": "the confusion matrix",
 }
 

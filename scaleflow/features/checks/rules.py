@@ -126,9 +126,9 @@ def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
             score, constant = score_column(values[known], numbers, is_class)
             wrong, usual = (1 - score, 1 - constant) if is_class else (score, constant)
             if usual > 0 and wrong <= LEFT_BY_LEAK[is_class] * usual:
-                figure = f"accuracy {score:.3f}" if is_class else f"mean absolute error {score:.4g}"
+                estimate = f"accuracy {score:.3f}" if is_class else f"mean absolute error {score:.4g}"
                 told = f"the target {target}".strip()
-                text = f"{name} alone tells {told}: {figure}, a constant {constant:.4g}"
+                text = f"{name} alone tells {told}: {estimate}, a constant {constant:.4g}"
                 because = f"it leaves at most {LEFT_BY_LEAK[is_class]:.0%} of the errors of a constant"
                 yield DataFinding("leak", FAULT, text, because=because, columns=[name])
 

@@ -13,7 +13,7 @@ import numpy as np
 from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.resampling import MIN_UNITS, Units
 from scaleflow.interfaces import is_smaller_better, name_metric
-from scaleflow.interfaces.figure import Figure, describe_figure
+from scaleflow.interfaces.estimate import Estimate, describe_estimate
 from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this calibration error, probabilities mislead decisions.
@@ -116,10 +116,10 @@ def judge_slices(slices: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     weak = [row for row in slices if row["is_weak"]]
     for row in weak[:MAX_NAMED]:
         metric = name_metric(row["output"], row["metric"])
-        figure = describe_figure(Figure(row["value"], row["low"], row["high"]))
+        estimate = describe_estimate(Estimate(row["value"], row["low"], row["high"]))
         where = f"{row['column']}={row['slice']} ({row['examples']:,} examples)"
         whole = format_number(row["value"] - row["difference"])
-        text = f"{metric} {figure} for {where}, {whole} for all"
+        text = f"{metric} {estimate} for {where}, {whole} for all"
         yield Finding("weak slice", text, "worse than all by max(0.03, 10 %), and not by chance (5 %)")
     if len(weak) > MAX_NAMED:
         text = f"{len(weak) - MAX_NAMED} more slices are weak; slices.csv lists them"
@@ -136,7 +136,7 @@ def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
     count = analysis.facts.get("not_finite", 0)
     if not count:
         return
-    effect = "there is no mean error" if "mae" in analysis.figures else "they count as wrong answers"
+    effect = "there is no mean error" if "mae" in analysis.estimates else "they count as wrong answers"
     text = f"the model has no answer for {count:,} examples, whose outputs are NaN or infinite; {effect}"
     yield Finding("not finite", add_name(analysis, text), "an output that is not finite, for a target that counts")
 
@@ -149,35 +149,35 @@ def judge_units(units: Units | None) -> Iterator[Finding]:
 
 def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Finding]:
     """Compares a metric with its training value, and with the baseline."""
-    metric = next((name for name in COMPARED if name in analysis.figures), None)
+    metric = next((name for name in COMPARED if name in analysis.estimates), None)
     if metric is None:
         return
     name = name_metric(analysis.name, metric)
-    figure = analysis.figures[metric]
+    estimate = analysis.estimates[metric]
     is_error = is_smaller_better(metric)
     train = context.train.get(name)
     baseline = context.baseline.get(name)
-    if train is not None and is_overfit(figure, train, is_error):
-        text = f"{name} is {format_number(train)} in training and {describe_figure(figure)} here"
+    if train is not None and is_overfit(estimate, train, is_error):
+        text = f"{name} is {format_number(train)} in training and {describe_estimate(estimate)} here"
         yield Finding("overfit", text, "a gap of at least max(0.03, 10 %), beyond the interval")
     best = 0.0 if is_error else 1.0
     if baseline is not None and baseline != best:  # there is something to gain
-        gain = baseline - figure.value if is_error else figure.value - baseline
+        gain = baseline - estimate.value if is_error else estimate.value - baseline
         needed = max(0.0 if is_error else MIN_BASELINE_GAIN, MIN_BASELINE_SHARE * abs(baseline))
         if gain < needed and analysis.facts.get("gain", 0.0) < MIN_LOSS_GAIN:
-            text = f"{name} {describe_figure(figure)} is no better than {format_number(baseline)}"
+            text = f"{name} {describe_estimate(estimate)} is no better than {format_number(baseline)}"
             text += ", always the same answer"
             yield Finding("baseline", text, "a gain of less than max(0.01, 3 %), and of 3 % of the loss")
 
 
-def is_overfit(figure: Figure, train: float, is_error: bool) -> bool:
+def is_overfit(estimate: Estimate, train: float, is_error: bool) -> bool:
     """Returns whether the training metric is much better than the test metric, and outside its interval."""
-    gap = figure.value - train if is_error else train - figure.value
+    gap = estimate.value - train if is_error else train - estimate.value
     needed = max(0.0 if is_error else MIN_OVERFIT_GAP, MIN_OVERFIT_SHARE * abs(train))
     is_large = gap >= needed
-    if not is_large or np.isnan(figure.low):
+    if not is_large or np.isnan(estimate.low):
         return is_large
-    return train < figure.low if is_error else train > figure.high
+    return train < estimate.low if is_error else train > estimate.high
 
 
 def judge_classes(analysis: OutputAnalysis, is_calibrated: bool) -> Iterator[Finding]:
@@ -191,10 +191,10 @@ def judge_classes(analysis: OutputAnalysis, is_calibrated: bool) -> Iterator[Fin
             texts.append(f"{row['class']} ({format_number(row['support'])} {unit}{never})")
         text = add_name(analysis, f"not found once: {join_first(texts)}")
         yield Finding("recall 0", text, "a class of any size with recall 0")
-    error = analysis.figures.get("calibration_error")
+    error = analysis.estimates.get("calibration_error")
     chance = analysis.facts.get("chance error", np.nan)
     if error is not None and error.value > max(MAX_CALIBRATION_ERROR, chance):
-        text = add_name(analysis, f"probabilities are off by {describe_figure(error)} on average")
+        text = add_name(analysis, f"probabilities are off by {describe_estimate(error)} on average")
         if not is_calibrated:
             text += "; try evaluation.calibrate=auto"
         yield Finding("calibration", text, "a calibration error above 0.05, and above what chance gives (95 %)")
@@ -231,7 +231,7 @@ def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
 
 def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Checks the columns that the model uses."""
-    score = analysis.figures.get(analysis.measure, Figure(np.nan)).value
+    score = analysis.estimates.get(analysis.measure, Estimate(np.nan)).value
     allowed = max(0.0 if analysis.is_error else COLUMN_GAP, COLUMN_SHARE * abs(score))
     for row in columns:
         alone = row.get("alone", np.nan)

@@ -94,7 +94,7 @@ def measure_columns(kept: KeptPredictions) -> list[dict[str, Any]]:
     import numpy as np
 
     from scaleflow.evaluation.collector import choose_form
-    from scaleflow.interfaces.figure import Figure
+    from scaleflow.interfaces.estimate import Estimate
 
     assert kept.predict is not None
     columns = list_columns(kept.reader.inputs)
@@ -110,7 +110,7 @@ def measure_columns(kept: KeptPredictions) -> list[dict[str, Any]]:
     measure, constant_loss = measure_constant(described, sample.target, weights, sample.has_target)
     found = []
     for column, place in columns.items():
-        importance = Figure(np.nan)
+        importance = Estimate(np.nan)
         if losses[column]:
             importance = intervals.mean(np.mean(losses[column], axis=0))
         row: dict[str, Any] = {"column": column, "importance": importance, "measure": measure}

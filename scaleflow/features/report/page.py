@@ -31,7 +31,7 @@ from scaleflow.features.report.mistakes import (
 from scaleflow.features.report.names import FINDINGS, REPORT
 from scaleflow.features.report.slices import find_slices
 from scaleflow.interfaces import EvaluationOptions
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.formatting import to_json
 from scaleflow.interfaces.hooks import ExampleReader, KeptPredictions
 from scaleflow.pages.charts import draw_rates, to_file
@@ -137,7 +137,7 @@ def list_slices(
 def name_decided(output: OutputAnalysis) -> OutputAnalysis:
     """Renames the measure of an analysis to `..._at_threshold` if a threshold was chosen."""
     name = f"{output.measure}_at_threshold"
-    return replace(output, measure=name) if name in output.figures else output
+    return replace(output, measure=name) if name in output.estimates else output
 
 
 def take_coverage(output: OutputAnalysis) -> OutputAnalysis:
@@ -169,7 +169,7 @@ def make_output_sections(output: OutputAnalysis) -> str:
     """Returns the sections of one output: metrics and charts."""
     label = f"{output.name}: " if output.name else ""
     tables = {
-        "": [{"metric": name, "value": figure} for name, figure in output.figures.items()],
+        "": [{"metric": name, "value": estimate} for name, estimate in output.estimates.items()],
         "Confused most often": output.facts.get("confused", []),
         "Quantiles of the absolute error": output.facts.get("quantiles", []),
         f"Thresholds of the probability of {output.facts.get('positive')}": output.facts.get("thresholds", []),
@@ -192,9 +192,9 @@ def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
     if not shown:
         return ""
     names = [row["column"] for row in shown]
-    figures = [row["importance"] for row in shown]
-    limit = max(1e-9, *(figure.high for figure in figures), *(figure.value for figure in figures))
-    bars = draw_rates("importance", names, figures, limit=limit)
+    estimates = [row["importance"] for row in shown]
+    limit = max(1e-9, *(estimate.high for estimate in estimates), *(estimate.value for estimate in estimates))
+    bars = draw_rates("importance", names, estimates, limit=limit)
     rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
     measure = shown[0]["measure"]
     about = f"How much the {measure} grows if a column is shuffled; and how good a model of that column alone is."
@@ -206,7 +206,7 @@ def show_slices(slices: Sequence[Row]) -> list[Row]:
     shown = []
     for row in slices[:MAX_SHOWN]:
         line = {name: row[name] for name in ("output", "column", "slice", "examples", "share", "metric")}
-        line["value"] = Figure(row["value"], row["low"], row["high"])
+        line["value"] = Estimate(row["value"], row["low"], row["high"])
         line["difference"] = row["difference"]
         line["weak"] = row["is_weak"] or None
         shown.append(line)

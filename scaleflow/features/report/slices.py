@@ -83,9 +83,9 @@ def find_slices(
         low = high = math.nan
         if n < MAX_INTERVALS and count:
             intervals = predictions.make_intervals(analysis.rows[each.places])
-            figure = intervals.mean(scores[each.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
-            low = figure.low
-            high = figure.high
+            estimate = intervals.mean(scores[each.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
+            low = estimate.low
+            high = estimate.high
         rows.append(
             {
                 "output": analysis.name,

@@ -25,7 +25,7 @@ from scaleflow.features.promotion.decision import (
 )
 from scaleflow.features.promotion.feature import PromotionOptions
 from scaleflow.features.promotion.steps import compare_models
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from tests.evaluation.made import BINARY, CLASSES, PRICE, draw_values, make_predictions
 
 OPTIONS = PromotionOptions(name="champion", model="m")
@@ -120,7 +120,7 @@ def test_of_a_hundred_candidates_that_are_no_better_at_most_five_are_promoted(ki
 
 
 def test_a_few_examples_that_differ_decide_nothing() -> None:
-    found = ScoreComparison("accuracy", False, 100, Figure(0.94), 0.9, Figure(0.04, 0.01, 0.08), 4, 0, 4)
+    found = ScoreComparison("accuracy", False, 100, Estimate(0.94), 0.9, Estimate(0.04, 0.01, 0.08), 4, 0, 4)
     condition = describe_comparison(found, OPTIONS)
     assert (condition.holds, condition.text[-40:]) == (False, " only 4 of them differ, and 5 are needed")
     assert describe_comparison(replace(found, differ=5), OPTIONS).holds

@@ -16,7 +16,7 @@ from scaleflow.features.report.feature import ReportOptions
 from scaleflow.features.report.findings import Finding, KnownOfRun
 from scaleflow.features.report.page import make_report
 from scaleflow.interfaces import EvaluationOptions
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.hooks import KeptPredictions
 from scaleflow.runs import RunFolder
 
@@ -53,7 +53,7 @@ class MadeReport:
     """A report, and its figures."""
 
     folder: Path
-    figures: Mapping[str, Figure]
+    estimates: Mapping[str, Estimate]
     findings: Sequence[Finding]
     files: Sequence[Path]
 
@@ -107,4 +107,4 @@ def report_in(
     """Makes the report of predictions in the folder of a run."""
     kept = keep(folder, predictions, reader, metrics, ReportOptions(worst=worst), **evaluation)
     report = make_report(kept, known or KnownOfRun())
-    return MadeReport(RunFolder(folder).evaluation, kept.analyse().figures, report.findings, report.files)
+    return MadeReport(RunFolder(folder).evaluation, kept.analyse().estimates, report.findings, report.files)

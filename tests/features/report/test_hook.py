@@ -25,7 +25,7 @@ from tests.features.report.made import keep, make_plan
 
 
 def count_rows(kept: KeptPredictions) -> Sequence[ReportSection]:
-    accuracy = kept.analyse().figures["accuracy"]
+    accuracy = kept.analyse().estimates["accuracy"]
     rows = [{"rows": len(kept.predictions.table), "accuracy": accuracy}]
     return [ReportSection("Rows", rows=rows), ReportSection("Words", html="<p>own words</p>"), ReportSection("Empty")]
 

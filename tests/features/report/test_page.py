@@ -57,9 +57,9 @@ def test_a_report_is_one_page_that_loads_nothing_and_its_tables(tmp_path: Path, 
     assert page.count("<section>") == page.count("</section>")
     recorded = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     for output, values in recorded["outputs"].items():
-        for metric, figure in values["metrics"].items():
-            assert figure["value"] == report.figures[f"{output}/{metric}" if output else metric].value
-            assert figure["low"] is None or figure["low"] <= figure["value"] <= figure["high"]
+        for metric, estimate in values["metrics"].items():
+            assert estimate["value"] == report.estimates[f"{output}/{metric}" if output else metric].value
+            assert estimate["low"] is None or estimate["low"] <= estimate["value"] <= estimate["high"]
     assert {
         row["slice"] for row in read_table(tmp_path / "evaluation" / "slices.csv") if row["column"] == "colour"
     } == {
@@ -77,7 +77,7 @@ def test_slices_are_measured_as_the_figures_of_their_name(tmp_path: Path) -> Non
     report = report_in(tmp_path, predictions, Reader(colour=np.array(["red"] * 300, object)))
     metrics = {row["metric"] for row in read_table(tmp_path / "evaluation" / "slices.csv")}
     assert metrics == {"accuracy_at_threshold"}
-    assert "accuracy_at_threshold" in report.figures
+    assert "accuracy_at_threshold" in report.estimates
 
 
 @pytest.mark.parametrize("calibrate", [None, "auto"])
@@ -98,7 +98,7 @@ def test_a_sample_and_no_intervals_are_said(tmp_path: Path) -> None:
     page = (tmp_path / "evaluation" / "report.html").read_text()
     assert "a fixed sample of 100 of the 5,000 examples" in page
     assert "In brackets" not in page
-    assert np.isnan(report.figures["accuracy"].low)
+    assert np.isnan(report.estimates["accuracy"].low)
     assert not (tmp_path / "evaluation" / "mistakes.csv").exists()
 
 
@@ -209,7 +209,7 @@ def test_a_good_model_has_no_findings(tmp_path: Path) -> None:
     targets = np.array([random.choice(4, p=row / row.sum()) for row in chances]).astype(np.int32)
     values = {"target": targets, "output": np.log(chances).astype(np.float32)}
     predictions = make_predictions(CLASSES, {"": values})
-    accuracy = analyse_output(predictions, "", CLASSES, 0).figures["accuracy"].value
+    accuracy = analyse_output(predictions, "", CLASSES, 0).estimates["accuracy"].value
     known = KnownOfRun(train={"accuracy": accuracy + 0.02}, baseline={"accuracy": 0.25})
     assert set(find_rules(tmp_path, predictions, known)) <= {"weak slice"}
 
@@ -218,7 +218,7 @@ def test_findings_name_their_rule_and_figure(tmp_path: Path) -> None:
     values = draw_values(CLASSES, 400, skill=0.0)
     values["output"][:, 3] -= 100
     predictions = make_predictions(CLASSES, {"": values})
-    accuracy = analyse_output(predictions, "", CLASSES, 0).figures["accuracy"].value
+    accuracy = analyse_output(predictions, "", CLASSES, 0).estimates["accuracy"].value
     known = KnownOfRun(
         train={"accuracy": accuracy + 0.2},
         baseline={"accuracy": accuracy - 0.005},
@@ -403,4 +403,4 @@ def test_a_metric_of_many_labels_needs_no_report(tmp_path: Path) -> None:
     wide = Outputs("regression", (100,))
     sums = {"positions": np.full(50, 100), "mean_error": np.arange(50.0), "squared_error": np.arange(50.0) ** 2}
     report = report_in(tmp_path, make_predictions(wide, {"": sums}))
-    assert report.figures["mae"].value == pytest.approx(24.5)
+    assert report.estimates["mae"].value == pytest.approx(24.5)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from scaleflow.evaluation.figures import (
+from scaleflow.evaluation.intervals import Intervals
+from scaleflow.evaluation.measures import (
     find_error_quantiles,
     find_label_errors,
     measure_calibration,
@@ -19,7 +20,6 @@ from scaleflow.evaluation.figures import (
     rank_scores,
     read_classes,
 )
-from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.interfaces import EvaluationOptions, Outputs
@@ -51,7 +51,7 @@ def test_figures_of_classes_are_scikit_learn_s(weighted: bool) -> None:
     analysis = analyse_output(kept, "", CLASSES, 0)
     target, predicted, w = kept.column("target"), kept.column("prediction"), kept.weights()
     names, chances = list(CLASSES.names or ()), read_chances(kept, CLASSES.names)
-    found = {name: figure.value for name, figure in analysis.figures.items()}
+    found = {name: estimate.value for name, estimate in analysis.estimates.items()}
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(target, predicted, sample_weight=w), **EXACT)
     assert found["balanced_accuracy"] == pytest.approx(
         metrics.balanced_accuracy_score(target, predicted, sample_weight=w), **EXACT
@@ -119,7 +119,7 @@ def test_top_k_and_many_classes_need_no_probability_of_each() -> None:
         "target_rank": 1 + (chances > of_target[:, None]).sum(axis=1),
     }
     kept = make_predictions(many, {"": values})
-    found = analyse_output(kept, "", many, 0).figures
+    found = analyse_output(kept, "", many, 0).estimates
     for k in (3, 5):
         wanted = metrics.top_k_accuracy_score(targets, chances, k=k, labels=range(30))
         assert found[f"top_{k}_accuracy"].value == pytest.approx(wanted, **EXACT)
@@ -132,10 +132,10 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
     w, is_yes = kept.weights(), kept.column("target") == "yes"
     chance = kept.column("probability_yes").astype(np.float64)
     found = analyse_output(kept, "", BINARY, 0, costs=(3.0, 1.0))
-    assert found.figures["roc_auc"].value == pytest.approx(
+    assert found.estimates["roc_auc"].value == pytest.approx(
         metrics.roc_auc_score(is_yes, chance, sample_weight=w), **EXACT
     )
-    assert found.figures["average_precision"].value == pytest.approx(
+    assert found.estimates["average_precision"].value == pytest.approx(
         metrics.average_precision_score(is_yes, chance, sample_weight=w), **EXACT
     )
     own = np.ones(300) if w is None else w
@@ -166,14 +166,14 @@ def test_the_table_and_the_recorded_cost_have_the_costs_of_the_goal(weighted: bo
     found = analyse_output(kept, "", described, 200, costs=options.costs)
     target, predicted = (kept.column(name) == "yes" for name in ("target", "prediction"))
     costs = 10.0 * (target & ~predicted) + 2.0 * (~target & predicted)
-    figure = found.figures["cost_at_threshold"]
-    assert figure.value == pytest.approx(np.average(costs, weights=kept.weights()), **EXACT)
-    assert figure.low < figure.value < figure.high
+    estimate = found.estimates["cost_at_threshold"]
+    assert estimate.value == pytest.approx(np.average(costs, weights=kept.weights()), **EXACT)
+    assert estimate.low < estimate.value < estimate.high
     rows = {row["threshold"]: row for row in found.facts["thresholds"]}
-    assert rows["chosen"]["cost"] == pytest.approx(figure.value, **EXACT)
+    assert rows["chosen"]["cost"] == pytest.approx(estimate.value, **EXACT)
     least = rows["least cost (a miss costs 10, a false alarm 2)"]
     assert least["cost"] <= rows["chosen"]["cost"] < rows["usual"]["cost"]
-    assert "cost_at_threshold" not in analyse_output(kept, "", described, 0).figures
+    assert "cost_at_threshold" not in analyse_output(kept, "", described, 0).estimates
     assert EvaluationOptions(miss_cost=3.0).costs == (3.0, 1.0)
     assert EvaluationOptions(miss_cost=2.0, alarm_cost=2.0).costs == (2.0, 2.0)
     assert EvaluationOptions().costs is None
@@ -207,13 +207,13 @@ def test_figures_of_labels_are_scikit_learn_s(weighted: bool) -> None:
         for column in ("target", "prediction")
     )
     found = analyse_output(kept, "", LABELS, 0)
-    assert found.figures["exact_match"].value == pytest.approx(
+    assert found.estimates["exact_match"].value == pytest.approx(
         metrics.accuracy_score(target, predicted, sample_weight=w), **EXACT
     )
-    assert found.figures["accuracy"].value == pytest.approx(
+    assert found.estimates["accuracy"].value == pytest.approx(
         1 - metrics.hamming_loss(target, predicted, sample_weight=w), **EXACT
     )
-    assert found.figures["macro_f1"].value == pytest.approx(
+    assert found.estimates["macro_f1"].value == pytest.approx(
         metrics.f1_score(target, predicted, average="macro", sample_weight=w), **EXACT
     )
     rates = metrics.precision_recall_fscore_support(target, predicted, sample_weight=w)
@@ -239,7 +239,7 @@ def test_figures_of_values_are_scikit_learn_s(weighted: bool) -> None:
         "r2": metrics.r2_score(target, predicted, sample_weight=w),
         "bias": np.average(predicted - target, weights=w),
     }
-    assert {name: figure.value for name, figure in found.figures.items()} == pytest.approx(wanted, **EXACT)
+    assert {name: estimate.value for name, estimate in found.estimates.items()} == pytest.approx(wanted, **EXACT)
     if w is None:
         assert found.facts["quantiles"][0]["error"] == pytest.approx(
             np.quantile(np.abs(predicted - target), 0.5, method="inverted_cdf")
@@ -251,8 +251,8 @@ def test_figures_of_values_are_scikit_learn_s(weighted: bool) -> None:
     for row, (true, guess) in zip(found.classes, columns, strict=True):
         assert row["r2"].value == pytest.approx(metrics.r2_score(true.astype(float), guess.astype(float)), **EXACT)
     both = [np.stack(each, axis=1).astype(np.float64) for each in zip(*columns, strict=True)]
-    assert found.figures["mae"].value == pytest.approx(metrics.mean_absolute_error(*both), **EXACT)
-    assert found.figures["r2"].value == pytest.approx(metrics.r2_score(*both), **EXACT)
+    assert found.estimates["mae"].value == pytest.approx(metrics.mean_absolute_error(*both), **EXACT)
+    assert found.estimates["r2"].value == pytest.approx(metrics.r2_score(*both), **EXACT)
 
 
 def test_quantiles_of_errors_are_the_least_that_a_share_of_the_weight_has() -> None:
@@ -278,8 +278,8 @@ def test_figures_of_positions_are_scikit_learn_s() -> None:
     found = analyse_output(make_predictions(outputs, {"": columns}), "", outputs, 0)
     wanted = metrics.jaccard_score(true.ravel(), predicted.ravel(), average=None)
     assert [row["iou"].value for row in found.classes] == pytest.approx(wanted, **EXACT)
-    assert found.figures["mean_iou"].value == pytest.approx(wanted.mean(), **EXACT)
-    assert found.figures["accuracy"].value == pytest.approx((true == predicted).mean(), rel=1e-6)
+    assert found.estimates["mean_iou"].value == pytest.approx(wanted.mean(), **EXACT)
+    assert found.estimates["accuracy"].value == pytest.approx((true == predicted).mean(), rel=1e-6)
     assert [row["recall"].value for row in found.classes] == pytest.approx(
         metrics.recall_score(true.ravel(), predicted.ravel(), average=None), **EXACT
     )
@@ -302,10 +302,10 @@ def test_rows_without_a_target_do_not_count_and_those_with_nan_are_wrong(tmp_pat
     values["target"][10:15] = 0  # NaN does not count as the first class
     analysis = analyse_in(tmp_path, make_predictions(outputs, {"": values}))
     right = values["output"][15:].argmax(axis=1) == values["target"][15:]
-    assert analysis.figures["accuracy"].value == pytest.approx(right.sum() / 90, **EXACT)
+    assert analysis.estimates["accuracy"].value == pytest.approx(right.sum() / 90, **EXACT)
     answers = np.append(np.full(5, 9), values["output"][15:].argmax(axis=1))
     recall = metrics.recall_score(values["target"][10:], answers, average="macro", labels=range(4))
-    assert analysis.figures["balanced_accuracy"].value == pytest.approx(recall, **EXACT)
+    assert analysis.estimates["balanced_accuracy"].value == pytest.approx(recall, **EXACT)
     assert analysis.outputs[0].facts["not_finite"] == 5
 
 
@@ -320,9 +320,9 @@ def test_outputs_that_are_not_finite_are_wrong_answers(tmp_path: Path, kind: Any
     analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
     assert analysis.outputs[0].facts["not_finite"] == 6
     if kind == "regression":
-        assert np.isnan(analysis.figures["mae"].value)
+        assert np.isnan(analysis.estimates["mae"].value)
     else:
-        assert analysis.figures["accuracy"].value == pytest.approx(1 - 6 / outputs.size, **EXACT)
+        assert analysis.estimates["accuracy"].value == pytest.approx(1 - 6 / outputs.size, **EXACT)
     kept = make_predictions(described, {"": {"target": targets, "output": outputs}})
     column = "prediction" if kind == "binary" else "prediction_0"
     assert kept.table[column].null_count == (0 if kind == "regression" else 6)
@@ -338,8 +338,8 @@ def test_outputs_that_are_not_finite_change_nothing_in_examples_of_weight_0(tmp_
     values["output"][:6] = np.nan
     analysis = analyse_in(tmp_path, make_predictions(described, {"": values}, weights))
     assert not analysis.outputs[0].facts.get("not_finite")
-    for name in set(analysis.figures) & {"accuracy", "balanced_accuracy", "macro_f1", "mae", "rmse", "r2"}:
-        assert analysis.figures[name].value == pytest.approx(clean.figures[name].value, **EXACT), name
+    for name in set(analysis.estimates) & {"accuracy", "balanced_accuracy", "macro_f1", "mae", "rmse", "r2"}:
+        assert analysis.estimates[name].value == pytest.approx(clean.estimates[name].value, **EXACT), name
 
 
 @pytest.mark.parametrize("kind", ["multi_label", "regression"])
@@ -352,10 +352,10 @@ def test_a_column_whose_examples_all_have_weight_0_is_left_out(tmp_path: Path, k
     analysis = analyse_in(tmp_path, make_predictions(described, {"": values}, weights))
     target, output = (values[name][20:, 1].astype(np.float64) for name in ("target", "output"))
     if kind == "regression":
-        assert analysis.figures["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
-        assert analysis.figures["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
+        assert analysis.estimates["r2"].value == pytest.approx(metrics.r2_score(target, output), **EXACT)
+        assert analysis.estimates["mae"].value == pytest.approx(np.abs(output - target).mean(), **EXACT)
     else:
-        assert analysis.figures["macro_f1"].value == pytest.approx(metrics.f1_score(target, output > 0), **EXACT)
+        assert analysis.estimates["macro_f1"].value == pytest.approx(metrics.f1_score(target, output > 0), **EXACT)
 
 
 def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> None:
@@ -369,9 +369,9 @@ def test_each_value_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> 
     analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
     errors = [np.abs(outputs - whole)[5::2, 0], np.abs(outputs - whole)[4::2, 1]]
     both = np.concatenate(errors)
-    assert analysis.figures["mae"].value == pytest.approx(both.mean(), **EXACT)
-    assert analysis.figures["rmse"].value == pytest.approx(np.sqrt(np.square(both).mean()), **EXACT)
-    assert analysis.figures["mae"].low < both.mean() < analysis.figures["mae"].high
+    assert analysis.estimates["mae"].value == pytest.approx(both.mean(), **EXACT)
+    assert analysis.estimates["rmse"].value == pytest.approx(np.sqrt(np.square(both).mean()), **EXACT)
+    assert analysis.estimates["mae"].low < both.mean() < analysis.estimates["mae"].high
     rows = analysis.outputs[0].classes
     assert [(row["value"], row["examples"]) for row in rows] == [("low", 198), ("high", 198)]
     assert [row["mae"].value for row in rows] == pytest.approx([each.mean() for each in errors], **EXACT)
@@ -389,9 +389,9 @@ def test_each_label_is_measured_on_the_examples_that_have_it(tmp_path: Path) -> 
     analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
     kept = targets != -1
     right = (outputs > 0) == (targets > 0.5)
-    assert analysis.figures["accuracy"].value == pytest.approx(right[kept].mean(), **EXACT)
+    assert analysis.estimates["accuracy"].value == pytest.approx(right[kept].mean(), **EXACT)
     columns = [(targets[k, n], outputs[k, n] > 0) for n, k in enumerate(kept.T) if k.any()]
-    assert analysis.figures["macro_f1"].value == pytest.approx(np.mean([metrics.f1_score(*each) for each in columns]))
+    assert analysis.estimates["macro_f1"].value == pytest.approx(np.mean([metrics.f1_score(*each) for each in columns]))
     rows = analysis.outputs[0].classes
     assert [row["examples"] for row in rows] == kept.sum(axis=0).tolist()
     areas = [metrics.roc_auc_score(targets[k, n], outputs[k, n]) for n, k in enumerate(kept.T) if k.any()]
@@ -404,4 +404,4 @@ def test_an_output_without_any_target_has_no_figures(tmp_path: Path, kind: Any) 
     output = np.zeros((20, *described.shape), np.float32)
     target = np.full((20, *described.target_shape), -1, np.int32 if kind == "classification" else np.float32)
     analysis = analyse_in(tmp_path, make_predictions(described, {"": {"target": target, "output": output}}))
-    assert all(np.isnan(figure.value) for name, figure in analysis.figures.items() if name in ("accuracy", "mae"))
+    assert all(np.isnan(estimate.value) for name, estimate in analysis.estimates.items() if name in ("accuracy", "mae"))

@@ -1,4 +1,4 @@
-"""Computes the figures of kept predictions in a thread while the model is exported, and reports them."""
+"""Computes the metrics of kept predictions in a thread while the model is exported, and reports them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
     from scaleflow.worker.trainer import Trainer
 
-#: Maximum relative difference between a metric of training and the same figure of kept predictions.
+#: Maximum relative difference between a metric of training and the same metric of kept predictions.
 SAME_SHARE = 0.02
 
 
-class FiguresThread:
-    """Computes the figures of kept predictions in the background.
+class AnalysisThread:
+    """Computes the metrics of kept predictions in the background.
 
     Attributes:
         prefix: the prefix of the split's metrics, `test/` or `val/`.
@@ -52,7 +52,7 @@ class FiguresThread:
         with self._lock:
             if not self._is_started:
                 self._is_started = True
-                threading.Thread(target=self._compute, name="figures", daemon=True).start()
+                threading.Thread(target=self._compute, name="analysis", daemon=True).start()
 
     def _compute(self) -> None:
         try:
@@ -65,7 +65,7 @@ class FiguresThread:
         self._is_done.set()
 
     def wait(self) -> Analysis:
-        """Waits for the figures and returns them. Raises the error of their computation."""
+        """Waits for the metrics and returns them. Raises the error of their computation."""
         self.start()
         self._is_done.wait()
         if self._analysis is None:
@@ -73,7 +73,7 @@ class FiguresThread:
         return self._analysis
 
     def finish(self, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
-        """Waits for the figures. Reports their file, and the intervals of `metrics`, whose names have a prefix."""
+        """Waits for the metrics. Reports their file, and the intervals of `metrics`, whose names have a prefix."""
         from scaleflow.evaluation.analysis import METRICS, write_metrics
 
         if not self._is_done.is_set():
@@ -100,19 +100,19 @@ def find_intervals(analysis: Analysis, metrics: Mapping[str, float], prefix: str
     values: dict[str, float] = {}
     for name in analysis.own:
         if f"{prefix}{name}" not in metrics:
-            values[f"{prefix}{name}"] = analysis.figures[name].value
+            values[f"{prefix}{name}"] = analysis.estimates[name].value
     for name, value in {**metrics, **values}.items():
-        figure = analysis.figures.get(name.removeprefix(prefix))
-        if figure is None or figure.low != figure.low:  # NaN: no interval
+        estimate = analysis.estimates.get(name.removeprefix(prefix))
+        if estimate is None or estimate.low != estimate.low:  # NaN: no interval
             continue
-        if abs(figure.value - value) <= SAME_SHARE * abs(value) + 1e-6:
-            values[f"{name}_low"] = figure.low
-            values[f"{name}_high"] = figure.high
+        if abs(estimate.value - value) <= SAME_SHARE * abs(value) + 1e-6:
+            values[f"{name}_low"] = estimate.low
+            values[f"{name}_high"] = estimate.high
     return values
 
 
-def begin_figures(trainer: Trainer, result: SessionResult) -> FiguresThread | None:
-    """Keeps the test predictions, passes them to features, and starts the computation of their figures on the chief.
+def start_analysis(trainer: Trainer, result: SessionResult) -> AnalysisThread | None:
+    """Keeps the test predictions, passes them to features, and starts the computation of their metrics on the chief.
 
     All workers must call it.
     """
@@ -131,13 +131,13 @@ def begin_figures(trainer: Trainer, result: SessionResult) -> FiguresThread | No
     )
     if predictions is None:
         return None
-    figures = FiguresThread(predictions, setup.kept, spec.files)
+    thread = AnalysisThread(predictions, setup.kept, spec.files)
     kept = KeptPredictions(
         plan=spec.plan,
         folder=spec.folder,
         title=make_run_name(spec.plan, facts.resolved, spec.label),
         predictions=predictions,
-        analyse=figures.wait,
+        analyse=thread.wait,
         reader=setup.kept.reader,
         emit=trainer.emit,
         predict=setup.engine.predict,
@@ -147,8 +147,8 @@ def begin_figures(trainer: Trainer, result: SessionResult) -> FiguresThread | No
         doubts=facts.doubts,
     )
     call_after_test(setup.hooks, kept)
-    figures.start()
-    return figures
+    thread.start()
+    return thread
 
 
 def select_baseline(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -160,7 +160,7 @@ def select_baseline(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def import_ahead(setup: TrainingSetup) -> None:
-    """Imports the modules that compute figures in the background during training, so that the end need not wait."""
+    """Imports the modules that compute metrics in the background during training, so that the end need not wait."""
 
     def load() -> None:
         with contextlib.suppress(Exception):

@@ -13,24 +13,24 @@ from scaleflow.interfaces import EvaluationOptions
 from scaleflow.interfaces.events import ArtifactWritten, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import BASELINE
-from scaleflow.worker.figures import FiguresThread, select_baseline
+from scaleflow.worker.analysis_thread import AnalysisThread, select_baseline
 from tests.evaluation.made import CLASSES, draw_predictions
 
 
-def make_thread(folder: Path) -> FiguresThread:
+def make_thread(folder: Path) -> AnalysisThread:
     kept: Any = SimpleNamespace(options=EvaluationOptions(), metrics={"always": lambda targets, answers: 1.0})
     (folder / "evaluation").mkdir()
-    return FiguresThread(draw_predictions(CLASSES, 300), kept, RunFolder(folder))
+    return AnalysisThread(draw_predictions(CLASSES, 300), kept, RunFolder(folder))
 
 
 def test_who_waits_for_figures_starts_their_computation(tmp_path: Path) -> None:
-    figures = make_thread(tmp_path)
-    analysis = figures.wait()
-    figures.start()
-    assert figures.wait() is analysis
-    accuracy = analysis.figures["accuracy"]
+    thread = make_thread(tmp_path)
+    analysis = thread.wait()
+    thread.start()
+    assert thread.wait() is analysis
+    accuracy = analysis.estimates["accuracy"]
     events: list[Any] = []
-    figures.finish(7, {"test/accuracy": accuracy.value, "test/loss": 1.5}, "test/", emit=events.append)
+    thread.finish(7, {"test/accuracy": accuracy.value, "test/loss": 1.5}, "test/", emit=events.append)
     written, logged = events
     assert written == ArtifactWritten(str(tmp_path / "evaluation" / "metrics.json"), "evaluation")
     recorded = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
@@ -45,10 +45,10 @@ def test_who_waits_for_figures_starts_their_computation(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_differs_from_the_figure_of_its_name_has_no_interval(tmp_path: Path) -> None:
-    figures = make_thread(tmp_path)
+    thread = make_thread(tmp_path)
     events: list[Any] = []
-    other = figures.wait().figures["accuracy"].value * 1.1
-    figures.finish(7, {"test/accuracy": other}, "test/", emit=events.append)
+    other = thread.wait().estimates["accuracy"].value * 1.1
+    thread.finish(7, {"test/accuracy": other}, "test/", emit=events.append)
     assert list(events[-1].values) == ["test/always"]
 
 
@@ -59,15 +59,15 @@ def test_figures_that_cannot_be_computed_are_a_note(tmp_path: Path, monkeypatch:
         raise ValueError("no room")
 
     monkeypatch.setattr(analysis, "analyse_predictions", fail)
-    figures = make_thread(tmp_path)
+    thread = make_thread(tmp_path)
     events: list[Any] = []
-    figures.finish(7, {}, "test/", emit=events.append)
+    thread.finish(7, {}, "test/", emit=events.append)
     phase, note = events
     assert isinstance(phase, PhaseBegan)
     assert isinstance(note, Note)
     assert note.text.startswith("evaluation: there are no figures (ValueError: no room")
     with pytest.raises(ValueError, match="no room"):
-        figures.wait()
+        thread.wait()
 
 
 def test_the_baseline_of_the_test_comes_before_that_of_the_validation() -> None:

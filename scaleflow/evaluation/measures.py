@@ -1,6 +1,6 @@
-"""Computes the figures of each kind of output: classes and labels, values, many positions per example.
+"""Computes the metrics of each kind of output: classes and labels, values, many positions per example.
 
-All figures take the examples' weights into account. They are defined as in scikit-learn:
+All metrics take the examples' weights into account. They are defined as in scikit-learn:
 `precision_recall_fscore_support`, `roc_auc_score`, `average_precision_score`, `log_loss`, `mean_absolute_error`,
 `r2_score`, `jaccard_score` and so on.
 """
@@ -26,7 +26,7 @@ from scaleflow.evaluation.intervals import (
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import count_effective
 from scaleflow.interfaces import Outputs
-from scaleflow.interfaces.figure import Figure
+from scaleflow.interfaces.estimate import Estimate
 from scaleflow.interfaces.quantiles import weighted_quantiles
 
 #: Number of equally wide bins of the confidence, for the reliability diagram and the calibration error (Guo et al.
@@ -141,26 +141,26 @@ def count_confusion(data: Classes, weights: Array) -> Array:
     return np.bincount(data.target * count + data.predicted, weights, count**2).reshape(count, count)
 
 
-def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
-    """Returns the figures of all examples, and a row per class with its figures and counts."""
+def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Estimate], list[dict[str, Any]]]:
+    """Returns the metrics of all examples, and a row per class with its metrics and counts."""
     rates = rate_classes(data, intervals)
-    figures = {
+    estimates = {
         **measure_decisions(data, intervals, rates),
         "log_loss": intervals.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
     }
-    figures |= {f"top_{k}_accuracy": intervals.mean(data.rank <= k) for k in (3, 5) if len(data.names) > 2 * k}
-    figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, intervals)
+    estimates |= {f"top_{k}_accuracy": intervals.mean(data.rank <= k) for k in (3, 5) if len(data.names) > 2 * k}
+    estimates["calibration_error"] = measure_calibration(data.confidence, data.is_correct, intervals)
     counts = [np.bincount(group, intervals.weights, len(data.names)) for group in (data.target, data.predicted)]
     rows = make_class_rows(data.names, counts[0], counts[1], rates)
     if data.chances is not None:
-        figures |= rank_all_classes(data, data.chances, intervals, rows=rows)
-    return figures, rows
+        estimates |= rank_all_classes(data, data.chances, intervals, rows=rows)
+    return estimates, rows
 
 
 def measure_decisions(
     data: Classes, intervals: Intervals, rates: Mapping[str, Rates] | None = None
-) -> dict[str, Figure]:
-    """Returns the figures that depend only on the predicted classes. `rates` is the result of `rate_classes`."""
+) -> dict[str, Estimate]:
+    """Returns the metrics that depend only on the predicted classes. `rates` is the result of `rate_classes`."""
     rates = rates or rate_classes(data, intervals)
     return {
         "accuracy": intervals.mean(data.is_correct),
@@ -203,11 +203,11 @@ def make_class_rows(
     names: Sequence[str], support: Array, predicted: Array, rates: Mapping[str, Rates]
 ) -> list[dict[str, Any]]:
     """Returns a row per class, from the weights of its examples and of its predictions, both [classes]."""
-    figures = {name: each.figures() for name, each in rates.items()}
+    estimates = {name: each.estimates() for name, each in rates.items()}
     rows = []
     for n, name in enumerate(names):
         counts = {"support": float(support[n]), "predicted": float(predicted[n])}
-        rows.append({"class": name, **counts, **{key: each[n] for key, each in figures.items()}})
+        rows.append({"class": name, **counts, **{key: each[n] for key, each in estimates.items()}})
     return rows
 
 
@@ -225,8 +225,8 @@ class Ranking:
         thresholds: the distinct scores, descending.
     """
 
-    auc: Figure
-    average_precision: Figure
+    auc: Estimate
+    average_precision: Estimate
     false_rate: Array
     true_rate: Array
     precision: Array
@@ -235,7 +235,7 @@ class Ranking:
 
 def rank_all_classes(
     data: Classes, chances: Array, intervals: Intervals, rows: Sequence[dict[str, Any]]
-) -> dict[str, Figure]:
+) -> dict[str, Estimate]:
     """Adds the areas of each class to its row. For two classes, returns the second class's areas instead."""
     if len(data.names) == 2:
         ranking = rank_scores(chances[:, 1], data.target == 1, intervals)
@@ -257,7 +257,7 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
     positives, others = (float(each[-1]) if len(each) else 0.0 for each in (true, false))
     precision = divide_or(true, true + false)
     step = np.searchsorted(-thresholds, -scores)  # the index of each row's threshold
-    auc = average = Figure(math.nan)
+    auc = average = Estimate(math.nan)
     counts = [count_effective(intervals.sum_units(intervals.weights * each)) for each in (is_positive, ~is_positive)]
     if positives:
         value = float(precision @ true_steps) / positives
@@ -352,7 +352,7 @@ def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Arra
     return total, sure, right
 
 
-def measure_calibration(confidence: Array, is_correct: Array, intervals: Intervals) -> Figure:
+def measure_calibration(confidence: Array, is_correct: Array, intervals: Intervals) -> Estimate:
     """Returns the expected calibration error: the mean distance between confidence and accuracy over the bins."""
     return bound_calibration_error(intervals, bin_confidence(confidence), BINS, confidence - is_correct)
 
@@ -493,7 +493,7 @@ class Vectors:
         """Averages values [n, k] over the columns that each example has, [n]."""
         return np.asarray((values * self.is_used).sum(axis=1) / self.is_used.sum(axis=1))
 
-    def mean(self, values: Array, intervals: Intervals, finish: Any = None, is_error: bool = False) -> Figure:
+    def mean(self, values: Array, intervals: Intervals, finish: Any = None, is_error: bool = False) -> Estimate:
         """Returns the mean of all used values [n, k], as the metrics of training do. The mean of bool is a rate."""
         is_rate = values.dtype == bool
         sums = (values * self.is_used).sum(axis=1).astype(np.float64)
@@ -503,10 +503,10 @@ class Vectors:
 
 def measure_values(
     names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
-) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of values [n, k], and a row per value if there are several.
+) -> tuple[dict[str, Estimate], Rows]:
+    """Returns the metrics of values [n, k], and a row per value if there are several.
 
-    Each value is measured on the examples that have it. If one of its outputs is not finite, its figures are NaN.
+    Each value is measured on the examples that have it. If one of its outputs is not finite, its metrics are NaN.
     """
     errors = data.prediction - data.target
     measured = []
@@ -515,8 +515,8 @@ def measure_values(
         if of_column.weights.any():
             found = measure_one(data.column(n, data.target), data.column(n, errors), of_column)
         else:
-            found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Figure(math.nan))
-        measured.append(dict.fromkeys(found, Figure(math.nan)) if data.bad_columns[n] else found)
+            found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Estimate(math.nan))
+        measured.append(dict.fromkeys(found, Estimate(math.nan)) if data.bad_columns[n] else found)
     if len(names) == 1:
         return measured[0], []
     rows: Rows = [
@@ -524,16 +524,16 @@ def measure_values(
         for n, (name, each) in enumerate(zip(names, measured, strict=True))
     ]
     r2 = explain_all(data, errors, intervals, make_intervals)
-    figures = {
+    estimates = {
         "mae": data.mean(np.abs(errors), intervals, is_error=True),
         "rmse": data.mean(np.square(errors), intervals, np.sqrt, is_error=True),
         "r2": r2,
     }
-    return (dict.fromkeys(figures, Figure(math.nan)) if data.bad_columns.any() else figures), rows
+    return (dict.fromkeys(estimates, Estimate(math.nan)) if data.bad_columns.any() else estimates), rows
 
 
-def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str, Figure]:
-    """Returns the figures of one value, from its targets and errors [n]."""
+def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str, Estimate]:
+    """Returns the metrics of one value, from its targets and errors [n]."""
     return {
         "mae": intervals.mean(np.abs(errors), is_error=True),
         "rmse": intervals.mean(errors**2, np.sqrt, is_error=True),
@@ -542,7 +542,7 @@ def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str,
     }
 
 
-def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_intervals: MakeIntervals) -> Figure:
+def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_intervals: MakeIntervals) -> Estimate:
     """Returns the mean coefficient of determination over the values that occur in an example with a weight above 0."""
     values = []
     influence = np.zeros(len(data.rows))
@@ -552,7 +552,7 @@ def explain_all(data: Vectors, errors: Array, intervals: Intervals, make_interva
         values.append(value)
         influence[data.is_used[:, n]] += own
     if not values:
-        return Figure(math.nan)
+        return Estimate(math.nan)
     return explain(float(np.mean(values)), influence / len(values), intervals)
 
 
@@ -569,10 +569,10 @@ def find_unexplained(target: Array, errors: Array, intervals: Intervals) -> tupl
     return value, weights * (errors**2 - value * spread) / total
 
 
-def explain(unexplained: float, influence: Array, intervals: Intervals) -> Figure:
+def explain(unexplained: float, influence: Array, intervals: Intervals) -> Estimate:
     """Returns the coefficient of determination, which is at most 1."""
     value, low, high = intervals.error(unexplained, influence)
-    return Figure(1 - value, 1 - high, 1 - low)
+    return Estimate(1 - value, 1 - high, 1 - low)
 
 
 def find_error_quantiles(errors: Array, weights: Array) -> Rows:
@@ -586,8 +586,8 @@ def find_error_quantiles(errors: Array, weights: Array) -> Rows:
 
 def measure_labels(
     names: Sequence[str], data: Vectors, intervals: Intervals, make_intervals: MakeIntervals
-) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of labels [n, labels], and a row per label. Each label is measured on the examples that have
+) -> tuple[dict[str, Estimate], Rows]:
+    """Returns the metrics of labels [n, labels], and a row per label. Each label is measured on the examples that have
     it.
     """
     assert data.chances is not None
@@ -600,7 +600,7 @@ def measure_labels(
     rates = rate_columns(counted, answered, counted & answered, counted | answered, intervals)
     del rates["iou"]
     macro = rates["f1"].select(is_known)
-    figures = {
+    estimates = {
         "accuracy": data.mean(is_right, intervals),
         "exact_match": intervals.mean((is_right | ~data.is_used).all(axis=1)),
         "macro_f1": intervals.average(macro, of_all=True),
@@ -612,11 +612,11 @@ def measure_labels(
             row["examples"] = int(data.is_used[:, n].sum())
         of_column = data.select_intervals(n, make_intervals, intervals)
         if not is_known[n]:
-            row |= {"roc_auc": Figure(math.nan), "average_precision": Figure(math.nan)}
+            row |= {"roc_auc": Estimate(math.nan), "average_precision": Estimate(math.nan)}
             continue
         ranking = rank_scores(data.column(n, data.chances), data.column(n, target), of_column)
         row |= {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
-    return figures, rows
+    return estimates, rows
 
 
 def rate_columns(true: Array, predicted: Array, both: Array, either: Array, intervals: Intervals) -> dict[str, Rates]:
@@ -632,8 +632,8 @@ def rate_columns(true: Array, predicted: Array, both: Array, either: Array, inte
 
 def measure_positions(
     columns: Mapping[str, Array], names: Sequence[str], is_sequence: bool, intervals: Intervals
-) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of an output with many positions, and a row per class if its positions are counted.
+) -> tuple[dict[str, Estimate], Rows]:
+    """Returns the metrics of an output with many positions, and a row per class if its positions are counted.
 
     Args:
         columns: the kept values of each example, [n, ...] by name.
@@ -641,19 +641,19 @@ def measure_positions(
     """
     positions = columns["positions"].astype(np.float64)
 
-    def average(name: str, finish: Any = None) -> Figure:
+    def average(name: str, finish: Any = None) -> Estimate:
         is_rate = name == "correct"
         return intervals.ratio(columns[name] * positions, positions, finish, is_error=not is_rate, is_rate=is_rate)
 
     if "mean_error" in columns:
         return {"mae": average("mean_error"), "rmse": average("squared_error", np.sqrt)}, []
-    figures = {"accuracy": average("correct"), "mean_loss": average("loss")}
+    estimates = {"accuracy": average("correct"), "mean_loss": average("loss")}
     if is_sequence:
-        figures["perplexity"] = average("loss", np.exp)
+        estimates["perplexity"] = average("loss", np.exp)
     if "both" not in columns:
-        return figures, []
+        return estimates, []
     true, predicted, both = (columns[name].astype(np.float64) for name in ("true", "predicted", "both"))
     rates = rate_columns(true, predicted, both, true + predicted - both, intervals)
-    figures["mean_iou"] = intervals.average(rates["iou"])
+    estimates["mean_iou"] = intervals.average(rates["iou"])
     weights = intervals.weights
-    return figures, make_class_rows(names, weights @ true, weights @ predicted, rates)
+    return estimates, make_class_rows(names, weights @ true, weights @ predicted, rates)

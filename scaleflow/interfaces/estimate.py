@@ -6,7 +6,7 @@ from typing import NamedTuple
 from scaleflow.interfaces.formatting import format_number
 
 
-class Figure(NamedTuple):
+class Estimate(NamedTuple):
     """A value and the bounds of its 95 % interval; NaN without an interval."""
 
     value: float
@@ -14,8 +14,8 @@ class Figure(NamedTuple):
     high: float = math.nan
 
 
-def describe_figure(figure: Figure) -> str:
+def describe_estimate(estimate: Estimate) -> str:
     """Formats a value with its interval: `0.9805 (0.967 to 0.99)`."""
-    if math.isnan(figure.low):
-        return format_number(figure.value)
-    return f"{format_number(figure.value)} ({figure.low:.3g} to {figure.high:.3g})"
+    if math.isnan(estimate.low):
+        return format_number(estimate.value)
+    return f"{format_number(estimate.value)} ({estimate.low:.3g} to {estimate.high:.3g})"
