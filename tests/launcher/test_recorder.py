@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from scaleflow.launcher.recording import request_cursor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import send_all
 from scaleflow.launcher.recording.store_record import StoreRecord
-from scaleflow.launcher.recording.store_transfer import EventTransfer
+from scaleflow.launcher.recording.store_transfer import TRIES_OF_A_FILE, EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from tests.event_files import EventWriter
 
 Call = tuple[Any, ...]
 BEGAN = 1_700_000_000_000
+
+#: Seconds to wait for what has to come. A busy machine may take long.
+PATIENCE = 60
 
 
 class FakeTracker:
@@ -150,11 +154,11 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
     made.end()
     for thread in threading.enumerate():
         if thread.name == "recorder":
-            thread.join(2)
+            thread.join(PATIENCE)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "did not come about"
         time.sleep(0.005)
@@ -188,7 +192,7 @@ def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Pa
     setting.metrics(3)
     setting.write("model", path="/x/model", step=3)
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     calls = setting.tracker.calls
     assert [call[0] for call in calls] == [
         *("connect", "start", "params", "metrics", "artifact", "artifact", "model", "tags", "finish")
@@ -216,7 +220,7 @@ def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(settin
     recorder = setting.begin()
     until(lambda: ("artifact", table, "plots") in setting.tracker.calls)
     setting.end()
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert setting.tracker.calls[3:6] == [
         ("data", "pets"),
         ("artifact", tmp_path / "confusion_matrix.svg", "plots"),
@@ -232,7 +236,7 @@ def test_a_run_is_described_when_it_begins_and_when_it_ends(setting: Setting) ->
     setting.metrics(4)
     setting.write("model", path="/x/model", step=4)
     setting.end()
-    assert recorder.finish(2)
+    assert recorder.finish(PATIENCE)
     first, last = setting.tracker.descriptions
     assert first.startswith("**RUNNING.**")
     assert last.startswith("**FINISHED** after 4 steps: train loss 0.25, train accuracy 0.5.")
@@ -245,7 +249,7 @@ def test_the_end_is_described_once_the_store_takes_it(setting: Setting) -> None:
     setting.ready()
     setting.tracker.fails = Times("describe", 3)
     setting.end("FAILED", error="the loss is not finite")
-    assert setting.begin().finish(5)
+    assert setting.begin().finish(PATIENCE)
     assert "the loss is not finite" in setting.tracker.descriptions[-1]
     assert [call[0] for call in setting.tracker.calls].count("finish") >= 1
 
@@ -255,19 +259,19 @@ def test_an_end_that_is_in_no_file_is_described(setting: Setting) -> None:
     recorder = setting.begin()
     recorder.transfer.unwritten_end = RunEnded("FAILED", "the disk is full")
     recorder.wake()
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert "the disk is full" in setting.tracker.descriptions[-1]
 
 
 def test_a_run_that_goes_on_is_described_as_running_again(setting: Setting) -> None:
     setting.ready()
     setting.end("KILLED", error="stopped by SIGINT")
-    assert setting.begin().finish(5)
+    assert setting.begin().finish(PATIENCE)
     setting.ready(resumed=3)
     recorder = setting.begin(goes_on=True)
     until(lambda: setting.tracker.descriptions[-1].startswith("**RUNNING.**"))
     setting.end()
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert setting.tracker.descriptions[-1].startswith("**FINISHED**")
     assert "SIGINT" not in setting.tracker.descriptions[-1]
 
@@ -295,7 +299,7 @@ def test_a_sweep_describes_itself(setting: Setting, tmp_path: Path) -> None:
     setting.ready()
     setting.write("description", text="a table")
     setting.end()
-    assert setting.begin().finish(5)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.descriptions == ["a table"]
 
 
@@ -304,7 +308,7 @@ def test_a_point_has_the_step_and_the_time_of_its_event(setting: Setting) -> Non
     setting.metrics(4)
     event = json.loads(setting.path.read_text().splitlines()[-1])
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     (points,) = [call[1] for call in setting.tracker.calls if call[0] == "metrics"]
     assert points == [
         Point("train/loss", 0.25, 4, event["time"]),
@@ -316,7 +320,7 @@ def test_points_of_many_events_go_in_one_call(setting: Setting) -> None:
     setting.ready()
     setting.metrics(*range(1, 101))
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.words().count("metrics") == 1
     assert setting.tracker.steps() == [step for step in range(1, 101) for _ in range(2)]
 
@@ -324,7 +328,7 @@ def test_points_of_many_events_go_in_one_call(setting: Setting) -> None:
 def test_a_failure_and_its_reason_are_recorded(setting: Setting) -> None:
     setting.ready()
     setting.end("FAILED", error="NotFinite: the loss")
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.calls[-2:] == [
         ("tags", {"scaleflow.status": "FAILED", "scaleflow.error": "NotFinite: the loss"}),
         ("finish", "FAILED", setting.time_of_the_last()),
@@ -340,12 +344,12 @@ def test_events_are_recorded_while_the_run_is_on(setting: Setting) -> None:
     assert not recorder.done.is_set()
     assert recorder.is_alive()  # the launcher asks, before it would start one
     setting.end()
-    assert recorder.finish(2)
+    assert recorder.finish(PATIENCE)
 
 
 def test_no_run_is_made_for_what_was_refused(setting: Setting) -> None:
     setting.write("refused", message="no")
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.words() == ["connect"]
 
 
@@ -356,7 +360,7 @@ def test_an_event_that_this_version_does_not_know_counts_as_sent(setting: Settin
         setting.path.write_bytes(setting.path.read_bytes() + unknown)
         write()
     setting.path.write_bytes(setting.path.read_bytes() + unknown)
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.words() == ["connect", "start", "params", "metrics", "artifact", "tags", "finish"]
     assert setting.known["file_offset"] == setting.known["offset"]
     assert setting.known["offset"] == setting.path.stat().st_size
@@ -372,7 +376,7 @@ def test_failed_call_is_sent_again_verbatim_and_nothing_is_skipped(setting: Sett
     setting.write("model", path="/x/model", step=2)
     setting.metrics(3)
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     tried = [call for call in setting.tracker.tried if call[0] == word]
     distinct = [call for i, call in enumerate(tried) if call not in tried[:i]]
     assert len(tried) >= 3
@@ -393,7 +397,7 @@ def test_portions_before_the_failing_one_are_not_sent_again(setting: Setting, mo
     setting.ready()
     setting.metrics(*range(1, 10))
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert setting.tracker.steps() == [step for step in range(1, 10) for _ in range(2)]
 
 
@@ -405,7 +409,7 @@ def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setti
     setting.ready()
     setting.end()
     recorder = setting.begin()
-    assert not recorder.finish(5)
+    assert not recorder.finish(PATIENCE)
     assert "adopt" in setting.tracker.words()  # the store is there, and does not take this file
     assert ("finish", "FINISHED", setting.time_of_the_last()) in setting.tracker.calls
     assert recorder.reason == "ConnectionError: the store is away"
@@ -424,7 +428,7 @@ class Profiles:
 
     def read(self, event: StepsProfiled, at: int) -> ReportMade:
         self.begun.set()
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(PATIENCE)
         values = {"profile/step_ms": 2.0}
         return ReportMade(at, [("/x/trace", "profile")], values, 3, "steps 2 to 3: 2 ms", time=event.time)
 
@@ -448,7 +452,7 @@ def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setti
     until(lambda: "finish" in setting.tracker.words())
     assert setting.known["left"]  # sent by the next command, should this one die
     profiles.may_end.set()
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
     assert setting.tracker.steps() == [4, 4, 3]
     assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
@@ -478,9 +482,9 @@ def test_a_profile_is_tried_again_if_the_store_fails_after_the_end(setting: Sett
     until(lambda: "finish" in setting.tracker.words())
     setting.tracker.fails = lambda call: unreachable(call) if call[0] in ("artifact", "adopt") else None
     profiles.may_end.set()
-    time.sleep(0.5)  # more often than a file is tried
+    until(lambda: [call[0] for call in setting.tracker.tried].count("artifact") > TRIES_OF_A_FILE)
     setting.tracker.fails = lambda call: None
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
 
 
@@ -497,7 +501,7 @@ def test_a_file_that_was_left_is_sent_before_the_end(setting: Setting) -> None:
     until(lambda: setting.tracker.steps() == [1, 1, 2, 2])
     assert "artifact" not in setting.tracker.words()
     setting.end()
-    assert recorder.finish(5)
+    assert recorder.finish(PATIENCE)
     assert setting.tracker.words()[-3:] == ["artifact", "tags", "finish"]
 
 
@@ -511,13 +515,14 @@ def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Prof
     assert recorder.reason == "the profile of steps 2 to 3 is still being analyzed"
 
 
-def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
+def test_nothing_is_sent_once_finish_has_given_up(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "STOP_SECONDS", PATIENCE)
     asked, answer = threading.Event(), threading.Event()
 
     def slowly(call: Call) -> None:
         if call[0] == "params":
             asked.set()
-            assert answer.wait(10)
+            assert answer.wait(PATIENCE)
 
     setting.tracker.fails = slowly
     setting.ready()
@@ -525,7 +530,12 @@ def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
     setting.end("KILLED")
     recorder = setting.begin()
     until(asked.is_set)
-    threading.Timer(0.3, answer.set).start()
+
+    def answer_and_join(seconds: float) -> None:
+        answer.set()
+        threading.Thread.join(recorder, seconds)
+
+    monkeypatch.setattr(recorder, "join", answer_and_join)
     assert not recorder.finish(0)
     assert not recorder.is_alive()  # its last request was answered while `finish` waited
     assert setting.tracker.words() == ["connect", "start", "params"]
@@ -540,7 +550,7 @@ def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
     def slowly(call: Call) -> None:
         if call[0] == "finish" and not asked.is_set():
             asked.set()
-            assert answer.wait(10)
+            assert answer.wait(PATIENCE)
 
     setting.tracker.fails = slowly
     setting.ready()
@@ -552,9 +562,9 @@ def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
     setting.ready(resumed=0)
     threading.Timer(0.3, answer.set).start()
     until(lambda: "reopen" in setting.tracker.words())
-    earlier.join(10)
+    earlier.join(PATIENCE)
     setting.end()
-    assert recorder.finish(2)
+    assert recorder.finish(PATIENCE)
     words = setting.tracker.words()
     assert words[words.index("reopen") :] == ["reopen", "tags", "finish"]
 
@@ -568,11 +578,11 @@ def test_bytes_count_as_recorded_once_the_store_has_taken_them(setting: Setting)
 
     def slowly(call: Call) -> None:
         asked.set()
-        assert answer.wait(10)
+        assert answer.wait(PATIENCE)
 
     setting.tracker.fails = slowly
     setting.metrics(1)
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE)
     while_asked = recorder.recorded
     answer.set()
     until(lambda: recorder.recorded == setting.path.stat().st_size)
@@ -587,7 +597,7 @@ def test_a_refusal_from_connect_is_kept_and_ends_the_recorder(setting: Setting) 
     setting.ready()
     setting.end()
     recorder = setting.begin()
-    assert not recorder.finish(2)
+    assert not recorder.finish(PATIENCE)
     assert str(recorder.refusal) == "tracking.uri=x: no"
     assert setting.tracker.calls == []
 
@@ -600,14 +610,14 @@ def test_a_refusal_from_a_later_call_is_kept_too(setting: Setting) -> None:
     setting.tracker.fails = refuse
     setting.ready()
     recorder = setting.begin()
-    assert not recorder.finish(2)
+    assert not recorder.finish(PATIENCE)
     assert str(recorder.refusal) == "tracking.experiment=x: was deleted"
 
 
 def test_whatever_connect_raises_is_a_refusal_without_a_traceback(setting: Setting) -> None:
     setting.tracker.fails = unreachable  # a traceback on stderr would be an unhandled exception to pytest
     recorder = setting.begin()
-    assert not recorder.finish(2)
+    assert not recorder.finish(PATIENCE)
     assert str(recorder.refusal) == "tracking: ConnectionError: the store is away"
 
 
@@ -616,6 +626,7 @@ def test_finish_gives_up_when_the_store_stays_away(setting: Setting) -> None:
     setting.end()
     setting.tracker.fails = lambda call: unreachable(call) if call[0] != "connect" else None
     recorder = setting.begin()
+    until(lambda: bool(recorder.reason))
     before = time.monotonic()
     assert not recorder.finish(0.3)
     assert 0.2 < time.monotonic() - before < 60
@@ -659,7 +670,7 @@ def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:
     setting.ready()
     setting.end()
     opened = threading.Event()
-    setting.tracker.fails = lambda call: opened.wait(10) and None
+    setting.tracker.fails = lambda call: opened.wait(PATIENCE) and None
     recorder = setting.begin()
     assert not recorder.finish(0.3)
     assert recorder.recorded == 0
@@ -670,29 +681,38 @@ def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:
 def test_finish_gives_up_when_it_is_told_to(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
-    assert not recorder.finish(60, lambda: True)
+    assert not recorder.finish(PATIENCE, lambda: True)
 
 
-def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(setting: Setting) -> None:
+def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr(recorder_module, "time", clock)
     setting.ready()
     setting.end()
     setting.tracker.fails = lambda call: unreachable(call) if call[0] != "connect" else None
     recorder = setting.begin()
     until(lambda: bool(recorder.reason))
-    time.sleep(1.0)
+    passed = 10.0 * PATIENCE
+    questions = 0
 
-    def come_back() -> None:
-        setting.tracker.fails = lambda call: None
+    def come_back_later() -> bool:
+        nonlocal questions
+        questions += 1
+        if questions == 3:
+            setting.tracker.fails = lambda call: None
+        return False
 
-    threading.Timer(0.2, come_back).start()
-    assert recorder.finish(0.8)
+    assert recorder.finish(PATIENCE, come_back_later)
 
 
 def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "PASS_SECONDS", 600.0)
     setting.ready()
     setting.end()
-    assert setting.begin().finish(60)
+    assert setting.begin().finish(PATIENCE)
 
 
 def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -700,7 +720,7 @@ def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.Monk
     setting.ready()
     setting.metrics(*range(1, 96))
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     sizes = [len(call[1]) for call in setting.tracker.calls if call[0] == "metrics"]
     assert max(sizes) <= 20
     assert setting.tracker.steps() == [step for step in range(1, 96) for _ in range(2)]
@@ -717,8 +737,8 @@ def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -
     until(lambda: setting.known == {**known, "offset": ready, "file_offset": ready, "done": False})
     setting.metrics(1)
     setting.end()
-    assert recorder.finish(2)
-    recorder.join(5)
+    assert recorder.finish(PATIENCE)
+    recorder.join(PATIENCE)
     whole = setting.path.stat().st_size
     assert setting.known == {**known, "offset": whole, "file_offset": whole, "done": True}
 
@@ -728,7 +748,7 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     setting.metrics(1)
     setting.metrics(2)
     setting.end("KILLED")
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     state = json.loads(setting.state.read_text())
     setting.tracker = FakeTracker()
     (tmp_path / "resume-1.yaml").touch()
@@ -738,7 +758,7 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     setting.metrics(3)
     setting.write("restart", number=1, reason="worker 1 died")
     setting.end()
-    assert recorder.finish(2)
+    assert recorder.finish(PATIENCE)
     assert state["done"]
     assert setting.tracker.words() == ["connect", "adopt", "reopen", "metrics", "tags", "artifact", "tags", "finish"]
     assert set(setting.tracker.steps()) == {3}
@@ -755,7 +775,7 @@ def test_unrecorded_events_are_recorded_when_the_run_goes_on(setting: Setting) -
     setting.ready(resumed=1)
     setting.metrics(2)
     setting.end()
-    assert recorder.finish(2)
+    assert recorder.finish(PATIENCE)
     words = ["connect", "start", "params", "metrics", "tags", "finish", "reopen", "metrics", "tags", "finish"]
     assert setting.tracker.words() == words
     assert sorted(set(setting.tracker.steps())) == [1, 2]
@@ -782,7 +802,7 @@ def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch:
     monkeypatch.setattr(StoreRecord, "save", keep_slowly)
     setting.ready()
     setting.end()
-    assert setting.begin().finish(2)
+    assert setting.begin().finish(PATIENCE)
     assert json.loads(setting.state.read_text())["done"] is True
 
 
@@ -798,6 +818,6 @@ def test_a_store_that_takes_no_files_gets_the_end_of_the_run_also_with_files_of_
     setting.end()
     recorder = setting.begin()
     until(recorder.done.is_set)
-    assert not recorder.finish(5)
+    assert not recorder.finish(PATIENCE)
     assert len(setting.known["left"]) == 4
     assert setting.known["done"]
