@@ -26,6 +26,7 @@ from scaleflow.config.evaluation_rules import EVALUATION_RULES
 from scaleflow.config.feature_sections import parse_feature_sections
 from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
+from scaleflow.config.rule_keys import find_unknown_keys
 from scaleflow.config.training_rules import TRAINING_RULES
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
@@ -78,10 +79,24 @@ def explain_rule(rule: Rule, plan: Plan) -> str:
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Among the cluster engines' own rules it tries only the plan's engine."""
     engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
+    report_unknown_keys()
     for feature, rule in list_placed_rules():
         if is_placed_rule_applicable(feature, rule, plan):
             yield rule
     yield from (rule for rule in (*find_version_rules(), *engine_rules) if is_applicable(rule, plan))
+
+
+@functools.cache
+def report_unknown_keys() -> None:
+    """Reports on standard error each key in rules of features that does not exist: such a rule never applies."""
+    for feature in list_features().values():
+        for rule in feature.rules:
+            try:
+                problems = find_unknown_keys(feature, rule)
+            except Exception:  # a condition that cannot be read, which is reported when the rule is tried
+                continue
+            for problem in problems:
+                tell_problem(feature.name, f"the rule {rule.when!r} never applies: {problem}")
 
 
 def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:

@@ -109,6 +109,8 @@ class Feature:
     #: Other tools' names of its keys. The key is the words to type, with `{}` for the value. The value is the names,
     #: separated by spaces, in lower case, without `_` and `-`.
     key_names: Mapping[str, str] = field(default_factory=dict)
+    #: Its rules. They may name keys of the core, of the feature, and of those that it needs. A rule about a key of
+    #: another group is skipped, because the feature with that group may be absent.
     rules: Sequence[Rule] = ()
     #: The place of its rules among the core's (`config/plan.py`) and other features' rules: the smallest first, then
     #: by name. If several rules apply to a plan, the first one is reported.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
-from types import NoneType
-from typing import Any, get_args
+from collections.abc import Callable
 
 import pytest
 
-from scaleflow.cluster.engines import list_engines
 from scaleflow.config.conditions import find_keys, find_value, holds, is_applicable, is_something, parse_condition
-from scaleflow.config.parse import list_key_types, parse_value, type_hints
+from scaleflow.config.parse import parse_value
 from scaleflow.config.plan import explain_rule, find_version_rules, list_rules
+from scaleflow.config.rule_keys import find_unknown_keys, list_types
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
-from scaleflow.interfaces.features import list_sections
+from scaleflow.interfaces.features import Feature, list_features, list_sections
 
 ALL_RULES = [*list_rules(), *find_version_rules(lambda package: "0.1")]
 
@@ -137,36 +135,8 @@ def test_a_rule_applies_only_if_its_function_agrees(plan: Callable[..., Plan]) -
     assert not is_applicable(Rule("training.epochs>3", "why", "how", only_if=lambda p: True), made)
 
 
-def find_hints(key: str) -> Iterator[Any]:
-    """Yields the types that a key of the config can have: of `cluster`, those of each engine that has it."""
-    group, *names = key.split(".")
-    engines = list_engines().values()
-    sections: list[Any] = [*list_sections().get(group, ())]
-    sections += [engine.section for engine in engines] if group == "cluster" else [type_hints(Plan).get(group)]
-    for section in sections:
-        hint: Any = section
-        path = group
-        for name in names or ["name"]:
-            hint = find_hint(hint, path, name)
-            path = f"{path}.{name}"
-        if hint is not None:
-            yield hint
-
-
-def find_hint(section: Any, path: str, name: str) -> Any:
-    """Returns the type of a key of a section, which may be one of several types; None if it has no such key."""
-    options = (section, *get_args(section))
-    for option in options:
-        if not dataclasses.is_dataclass(option):
-            continue
-        hint = str if name == "_target_" else list_key_types(option, path).get(name)
-        if hint is not None:
-            return hint | None if NoneType in options else hint
-    return None
-
-
 def can_be(key: str, value: object) -> bool:
-    for hint in find_hints(key):
+    for hint in list_types(key):
         try:
             parse_value(value, hint, key)
         except ConfigError:
@@ -180,8 +150,8 @@ def test_wrong_keys_and_values_of_a_rule_are_found() -> None:
     assert can_be("training.early_stopping.monitor", None)
     assert can_be("cluster.image", "a")
     assert can_be("strategy", "tpu")
-    assert not [*find_hints("training.early_stopping.monitors")]
-    assert not [*find_hints("cluster.imagine")]
+    assert not [*list_types("training.early_stopping.monitors")]
+    assert not [*list_types("cluster.imagine")]
     assert not can_be("strategy", "miror")
     assert not can_be("strategy", None)
     assert not can_be("training.accumulate", "many")
@@ -190,9 +160,9 @@ def test_wrong_keys_and_values_of_a_rule_are_found() -> None:
 @pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: f"{rule.when}: {rule.reason[:30]}")
 def test_a_rule_names_keys_and_values_that_exist(rule: Rule) -> None:
     for key in find_keys(rule):
-        assert [*find_hints(key)], f"there is no key {key}"
+        assert [*list_types(key)], f"there is no key {key}"
     for term in parse_condition(rule.when):
-        assert [*find_hints(term.key)], f"there is no key {term.key}"
+        assert [*list_types(term.key)], f"there is no key {term.key}"
         if term.compare is is_something:
             continue
         several = isinstance(term.expected, list) and term.expected
@@ -205,3 +175,49 @@ def test_a_group_alone_is_its_option_also_if_a_feature_has_keys_in_it(plan: Call
     assert "tracking" in list_sections()
     assert find_value(made, "tracking") == "none"
     assert find_value(made, "tracking.notify") is None
+
+
+def test_each_feature_of_scaleflow_has_rules_about_keys_of_the_core_and_of_what_it_needs() -> None:
+    checked = 0
+    for feature in list_features().values():
+        for rule in feature.rules:
+            assert find_unknown_keys(feature, rule) == []
+            checked += 1
+    assert checked > 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    speed: int = 1
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("training.epochs>1 & strategy=mirrored & seed>0 & training.early_stopping.monitor", ()),
+        ("cluster.image & tracking.notify & optimizer._target_=keras.optimizers.SGD", ()),
+        ("training.epoch>1", "there is no key training.epoch; did you mean training.epochs?"),
+        ("training.epochs>1 & training.qqq", "there is no key training.qqq"),
+        ("training.early_stopping.monitr", "did you mean training.early_stopping.monitor?"),
+        ("cluster.imag", "there is no key cluster.imag; did you mean cluster.image?"),
+        ("trainings.epochs", "there is no key trainings.epochs; did you mean training.epochs?"),
+        ("pace.sped>1", "there is no key pace.sped"),
+        ("optimizer.momentum", "there is no key optimizer.momentum"),
+        # Keys of features that may be absent.
+        ("other.speed>1", ()),
+        ("other", ()),
+        ("trainings.speed", ()),
+    ],
+)
+def test_a_key_of_a_features_rule_that_does_not_exist_is_found(condition: str, expected: str | tuple[()]) -> None:
+    feature = Feature(name="pace", section=Pace, needs=("promotion",))
+    problems = find_unknown_keys(feature, Rule(condition, "why", "how"))
+    if not expected:
+        assert problems == []
+    else:
+        assert len(problems) == 1
+        assert str(expected) in problems[0]
+    needed = find_unknown_keys(feature, Rule("promotion.at_most", "why", "how"))
+    assert needed == ["there is no key promotion.at_most; did you mean promotion.at_least?"]
+    shown = find_unknown_keys(feature, Rule("training.epochs>1", "why", "how", keys=("training.pochs",)))
+    assert shown == ["there is no key training.pochs; did you mean training.epochs?"]

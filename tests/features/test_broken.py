@@ -42,6 +42,12 @@ MISTAKES = {
         "",
         "judge: the rule 'training' is skipped: KeyError: 'lost'",
     ),
+    "no_key": (
+        "rules=(Rule('training.max_steps=7 & training.epoch>1', 'why', 'what'), Rule('absent.key', 'why', 'what'))",
+        "",
+        "no_key: the rule 'training.max_steps=7 & training.epoch>1' never applies: there is no key training.epoch; "
+        "did you mean training.epochs?",
+    ),
     "one_rule": ("rules=Rule('training', 'why', 'what')", "", "one_rule is skipped: rules is no tuple"),
     "no_check": ("check='no_check.feature:absent'", "", "no_check: its check no_check.feature:absent is skipped: "),
     "bad_check": ("check='bad_check.feature:fail'", "", "bad_check: its check bad_check.feature:fail is skipped: "),
@@ -114,6 +120,7 @@ def test_each_mistake_of_a_declaration_is_named_once_in_a_run(packages: Path, tm
     expected = {name: line for name, (_, _, line) in MISTAKES.items() if line}
     for line in expected.values():
         assert len([each for each in lines if each.startswith(f"scaleflow: the feature {line}")]) == 1, line
+    assert "absent.key" not in ended.stderr  # the key of a feature that is not there
 
 
 def test_help_lists_each_command_once_and_those_of_scaleflow_stay(packages: Path, tmp_path: Path) -> None:
