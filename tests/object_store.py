@@ -36,7 +36,7 @@ def run_server(line: Sequence[str], port: int, log: Path) -> Iterator[None]:
     with log.open("w") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, cwd=log.parent)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while not is_listening(port):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
@@ -78,14 +78,14 @@ def make_bucket(store: Mapping[str, str], name: str) -> None:
     """Makes an empty bucket, from any process: moto checks no signatures."""
     request = urllib.request.Request(f"{store['AWS_ENDPOINT_URL']}/{name}", method="PUT")
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=120).close()
 
 
 def allow_requests(store: Mapping[str, str], count: bytes) -> None:
     """Lets the server accept so many requests before it checks credentials."""
     address = f"{store['AWS_ENDPOINT_URL']}/moto-api/reset-auth"
     request = urllib.request.Request(address, data=count, headers={"Content-Type": "text/plain"}, method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=120).close()
 
 
 class Relay:

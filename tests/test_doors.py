@@ -267,7 +267,7 @@ def ask(uri: str, inputs: Any) -> Any:
     request = urllib.request.Request(
         f"{uri}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         return json.loads(response.read())["predictions"]
 
 

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (script,) = re.findall(r"^    python (\w+\.py)$", PAGE, re.M)
-    subprocess.run([sys.executable, script], cwd=folder, check=True, timeout=60)
+    subprocess.run([sys.executable, script], cwd=folder, check=True, timeout=240)
     return folder
 
 
@@ -150,7 +150,7 @@ def install(folder: Path, environment: Path) -> Path:
         (folder / "feature" / name / "__init__.py").touch()
     options = ["--no-build-isolation", "--no-deps", "--quiet", "--disable-pip-version-check", "--target", str(packages)]
     command = [sys.executable, "-m", "pip", "install", *options, str(folder / "feature")]
-    subprocess.run(command, check=True, timeout=200)
+    subprocess.run(command, check=True, timeout=400)
     return python
 
 
@@ -161,7 +161,7 @@ def test_the_pages_feature_is_installed_and_works(folder: Path, tmp_path: Path) 
 
     def run(words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [python, "-m", "scaleflow", *shlex.split(words)], cwd=work, capture_output=True, text=True, timeout=200
+            [python, "-m", "scaleflow", *shlex.split(words)], cwd=work, capture_output=True, text=True, timeout=400
         )
 
     train, show = OF_THE_FEATURE

@@ -100,7 +100,7 @@ def mlflow_run(command: Command, *words: str, project: Path = ROOT) -> subproces
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
         stdin=subprocess.DEVNULL,
     )

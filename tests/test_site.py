@@ -89,7 +89,7 @@ def test_the_tutorial_runs(command: Command) -> None:
 
 def test_the_pages_link_to_nothing_that_the_site_lacks(tmp_path: Path) -> None:
     build = [sys.executable, "docs/build_site.py", str(tmp_path / "pages")]
-    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "pages" / "data.md").exists()
 
@@ -100,7 +100,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
-    subprocess.run([sys.executable, "docs/build_site.py", "build/pages"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "docs/build_site.py", "build/pages"], cwd=tmp_path, check=True, timeout=240)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
     ended = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -74,7 +74,7 @@ def test_a_sweep_runs_in_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch)
         target=lambda: results.append(scaleflow.run_sweep("tracking=none", "seed=1,2", n_jobs=2, folder="s"))
     )
     thread.start()
-    thread.join(60)
+    thread.join(240)
     assert [result.status for result in results] == ["FINISHED"]
 
 

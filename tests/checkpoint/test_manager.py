@@ -92,7 +92,7 @@ class Slow:
 
     def __call__(self, item: int) -> None:
         self.begun.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(60)
         self.written.append(item)
 
 
@@ -102,7 +102,7 @@ def write_slowly() -> list[int]:
     slow = Slow()
     writer = BackgroundWriter(slow)
     writer.put(1)
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(60)
     for item in (2, 3, 4):
         writer.put(item)  # does not wait
     slow.may_go_on.set()
@@ -136,7 +136,7 @@ def write_what_must_stay() -> list[int]:
     slow = Slow()
     writer = BackgroundWriter(slow)
     writer.put(1)
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(60)
     writer.put(2, replaceable=False)
     threading.Timer(0.2, slow.may_go_on.set).start()
     writer.put(3)
@@ -187,7 +187,7 @@ def write_for_ever(place: str) -> list[Any]:
 
     kept._store.write = write  # type: ignore[method-assign]
     kept.save(Snapshot(1, {"a": np.array(1)}, NO_BEST))
-    assert begun.wait(10)
+    assert begun.wait(60)
     for step in (2, 3):
         kept.save(Snapshot(step, {"a": np.array(1)}, NO_BEST))  # does not wait
     messages = [*told]

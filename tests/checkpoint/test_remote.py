@@ -405,7 +405,7 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
         process.terminate()
         wait_while_it_runs(lambda: read_texts(folder, UploadAwaited))
         relay.restore()
-        assert process.wait(timeout=120) == 143
+        assert process.wait(timeout=240) == 143
     last = read_texts(folder, CheckpointSaved)[-1].step
     objects = isolated(list_in, object_store, "s3://stopped/run")
     assert {*files_of(last), f"step-{last:08d}/learned_state.json"} == {
@@ -416,7 +416,7 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
 
 def has_object(store: Mapping[str, str], bucket: str, name: str) -> bool:
     """Whether an object of a bucket has this name, after the last slash."""
-    with urllib.request.urlopen(f"{store['AWS_ENDPOINT_URL']}/{bucket}?list-type=2", timeout=10) as answer:
+    with urllib.request.urlopen(f"{store['AWS_ENDPOINT_URL']}/{bucket}?list-type=2", timeout=120) as answer:
         return f"/{name}</Key>".encode() in answer.read()
 
 

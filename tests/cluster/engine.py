@@ -112,7 +112,7 @@ def cluster_in(folder: Path, machines: Sequence[Host]) -> Iterator[dict[str, str
             words = ["sinfo", "-h", "-N", "-o", "%T"]
             return said(words, environment, places[0]).split() == ["idle"] * len(places)
 
-        until(has_all, "the nodes do not come up", 60)
+        until(has_all, "the nodes do not come up")
         yield {"SLURM_CONF": str(conf)}
 
 
@@ -137,13 +137,13 @@ def running(daemon: Sequence[str], environment: Mapping[str, str], folder: Path,
 
 def said(words: Sequence[str], environment: Mapping[str, str], place: Host | None = None) -> str:
     if place is not None:
-        return place.start(words, Path.cwd(), environment).communicate(timeout=20)[0].strip()
+        return place.start(words, Path.cwd(), environment).communicate(timeout=240)[0].strip()
     return subprocess.run(
-        words, env=environment, capture_output=True, text=True, timeout=20, check=False
+        words, env=environment, capture_output=True, text=True, timeout=120, check=False
     ).stdout.strip()
 
 
-def until(condition: Callable[[], object], otherwise: str, seconds: float = 30) -> None:
+def until(condition: Callable[[], object], otherwise: str, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -122,7 +122,7 @@ class Host:
     def pids(self) -> list[int]:
         """The processes that run in it."""
         said = subprocess.run(
-            ["ip", "netns", "pids", self._namespace], capture_output=True, text=True, timeout=20, check=False
+            ["ip", "netns", "pids", self._namespace], capture_output=True, text=True, timeout=120, check=False
         )
         return [int(pid) for pid in said.stdout.split()]
 
@@ -236,7 +236,7 @@ def has_netem() -> bool:
     """Whether the kernel can delay what a device sends."""
     with tempfile.TemporaryDirectory() as folder, joined(1, Path(folder)) as (host,):
         words = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-        return host.start(words, Path(folder), os.environ).wait(20) == 0
+        return host.start(words, Path(folder), os.environ).wait(120) == 0
 
 
 def ip(*words: str) -> None:
@@ -244,4 +244,4 @@ def ip(*words: str) -> None:
 
 
 def run(*words: str) -> None:
-    subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+    subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)

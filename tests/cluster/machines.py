@@ -85,7 +85,7 @@ class Machines:
                 )
         self._nodes.append(node)
         log = self._folder / f"node-{len(self._nodes) - 1}.log"
-        until(lambda: node.poll() is not None or "Ray runtime started" in log.read_text(), "Ray does not start", 60)
+        until(lambda: node.poll() is not None or "Ray runtime started" in log.read_text(), "Ray does not start")
         assert node.poll() is None, log.read_text()
         return node
 

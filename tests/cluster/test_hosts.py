@@ -27,7 +27,8 @@ CONNECT = """
 import socket, sys, time
 began = time.monotonic()
 try:
-    print(socket.create_connection((sys.argv[1], 2222), timeout=1).getpeername()[0], time.monotonic() - began)
+    connection = socket.create_connection((sys.argv[1], 2222), timeout=float(sys.argv[2]))
+    print(connection.getpeername()[0], time.monotonic() - began)
 except OSError as error:
     print(type(error).__name__, 0)
 """
@@ -41,9 +42,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[hosts.Host]
         yield joined
 
 
-def connects(here: hosts.Host, there: hosts.Host) -> tuple[str, float]:
+def connects(here: hosts.Host, there: hosts.Host, patience: float = 60) -> tuple[str, float]:
     """Where the name leads, or why it leads nowhere, and seconds until it does."""
-    who, seconds = here.ran([sys.executable, "-c", CONNECT, there.name]).split()
+    who, seconds = here.ran([sys.executable, "-c", CONNECT, there.name, str(patience)]).split()
     return who, float(seconds)
 
 
@@ -57,29 +58,33 @@ def test_hosts_find_each_other_by_name_unless_one_is_cut_off(three: list[hosts.H
         assert connects(here, there)[0] == there.address
         assert connects(three[0], three[1])[0] == "ConnectionRefusedError"
         there.cut()
-        assert connects(here, there)[0] in ("TimeoutError", "OSError")
+        assert connects(here, there, patience=1)[0] in ("TimeoutError", "OSError")
         there.join()
         assert connects(here, there)[0] == there.address
         with there.slowed(delay=0.1, rate=1e6):
-            assert 0.2 <= connects(here, there)[1] < 0.9
-        assert connects(here, there)[1] < 0.2
+            assert connects(here, there)[1] >= 0.2
+        wait_for(lambda: connects(here, there)[1] < 0.2)
         assert listens.pid in there.pids()
     assert listens.returncode is not None
     assert not there.pids()
 
 
-WAIT = "from scaleflow.cluster.network import wait_until_closed as waited; print(waited('host1:2222', 5))"
+WAIT = """
+import sys
+from scaleflow.cluster.network import wait_until_closed
+print(wait_until_closed("host1:2222", float(sys.argv[1])))
+"""
 
 
-@pytest.mark.parametrize("how", ["ends", "is cut off"])
-def test_a_process_that_ends_is_told_from_one_that_is_cut_off_for_long(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "patience"), [("ends", 60), ("is cut off", 5)])
+def test_a_process_that_ends_is_told_from_one_that_is_cut_off_for_long(tmp_path: Path, how: str, patience: int) -> None:
     if reason := hosts.lacking():
         pytest.skip(reason)
     with hosts.joined(2, tmp_path) as (here, there):
         listens = there.start([sys.executable, "-c", LISTEN], tmp_path, os.environ, stdin=subprocess.PIPE)
         assert listens.stdout is not None
         listens.stdout.readline()
-        waits = here.start([sys.executable, "-c", WAIT], Path.cwd(), os.environ)
+        waits = here.start([sys.executable, "-c", WAIT, str(patience)], Path.cwd(), os.environ)
         wait_for(lambda: ":08AE 01004D0A:" in there.ran(["cat", "/proc/net/tcp"]))  # 10.77.0.1, at port 2222
         there.cut()
         time.sleep(2)
@@ -87,7 +92,7 @@ def test_a_process_that_ends_is_told_from_one_that_is_cut_off_for_long(tmp_path:
             there.join()
             assert waits.poll() is None
             listens.kill()
-        assert waits.communicate(timeout=20) == (f"{how == 'ends'}\n", "")
+        assert waits.communicate(timeout=240) == (f"{how == 'ends'}\n", "")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -215,7 +220,7 @@ LONG = (
 #: Shorter than what TensorFlow's heartbeats take to notice (10 to 20 s).
 STALL = 6
 
-UNTIL_ALL_HAVE_ENDED = 5 * STALL
+UNTIL_ALL_HAVE_ENDED = 120
 
 
 def cut_off(launchers: Launchers, away: int, run: Path) -> list[tuple[int, str, str]]:

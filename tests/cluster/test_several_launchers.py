@@ -45,7 +45,7 @@ class Hosts:
 def ends(processes: list[CommandProcess]) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each; none is left."""
     try:
-        texts = [process.communicate(timeout=150) for process in processes]
+        texts = [process.communicate(timeout=240) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -102,7 +102,7 @@ def test_a_worker_that_waits_does_not_outlive_its_launcher(tmp_path: Path) -> No
         (worker,) = processes(reported.parent)
         time.sleep(2)  # until it is in TensorFlow's hands
         launcher.kill()
-        worker.wait(timeout=10)
+        worker.wait(timeout=60)
 
 
 def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_few_processes_are_probed_at_a_time(plan: Callable[..., Plan], monkeypat
         with lock:
             probing.add(address)
             most = max(most, len(probing))
-        others.wait(10)
+        others.wait(60)
         with lock:
             probing.remove(address)
         return address != "b:2"

@@ -172,7 +172,7 @@ def read_ahead() -> list[int]:
 
         batches = iter(prefetch(tf.data.Dataset.range(3 * PREFETCHED).map(call)))
         next(batches)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline and len(made) <= expected:
             time.sleep(0.05)
         time.sleep(0.2)  # for more than are expected

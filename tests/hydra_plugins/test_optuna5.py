@@ -366,7 +366,7 @@ def test_two_commands_that_train_share_one_study(command: Command) -> None:
     shared = f"sqlite:///{command.folder / 'shared'}"
     words += ("seed=int(interval(0,1000000))", f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}") for name in "ab"]
-    outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
+    outputs = [sweep.communicate(timeout=240) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
     both = assert_shared(command.folder, shared, 8)
     again = command(*words, "hydra.sweep.dir=a")

@@ -54,7 +54,7 @@ def test_a_strangers_app_is_left_alone(command: Command) -> None:
         env={**command.environment, "PYTHONPATH": str(command.folder / "site")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert "scaleflow" not in shown.stdout

@@ -24,7 +24,7 @@ def test_each_piece_of_work_has_a_portion_of_its_own(count: int, pieces: int, mo
             in_use.add(devices)
             most = max(most, len(in_use))
         if number < full.parties:
-            full.wait(10)
+            full.wait(60)
         with lock:
             in_use.remove(devices)
             ended.append(number)
@@ -56,7 +56,7 @@ def test_an_exception_ends_the_others_and_is_raised_when_they_have_ended() -> No
     stop, others = threading.Event(), list[str]()
 
     def wait() -> None:
-        stop.wait(10)
+        stop.wait(60)
         others.append("ended")
 
     def fail() -> None:

@@ -55,7 +55,7 @@ def slow_down(path: Path, seconds: float) -> str:
     return f"training.callbacks=[{{_target_: tests.pace.Pace, path: {path}, seconds: {seconds}}}]"
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 120) -> Any:
+def wait_for(condition: Callable[[], Any], timeout: float = 240) -> Any:
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -96,7 +96,7 @@ class LongRun:
         wait_for(lambda: condition() or self.launcher.poll() is not None)
         assert self.launcher.poll() is None, self.err.read_text()
 
-    def end(self, timeout: float = 120) -> int:
+    def end(self, timeout: float = 240) -> int:
         try:
             return self.launcher.wait(timeout)
         finally:
@@ -161,7 +161,7 @@ def test_a_worker_does_not_outlive_its_launcher(command: Command) -> None:
     worker = long.worker()
     long.launcher.kill()
     long.launcher.wait()
-    worker.wait(timeout=10)
+    worker.wait(timeout=60)
     assert command.events()[-1]["status"] == "KILLED"  # it has saved
 
 
@@ -181,7 +181,7 @@ def test_a_run_goes_on_when_nobody_reads_its_output(command: Command) -> None:
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
     assert errors == ""
     assert command.events()[-1]["status"] == "FINISHED"
 
@@ -210,7 +210,7 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
         "    return mlp.build(inputs, outputs, 8)\n"
     )
     process = command.start("--config-dir", "own", "model=mine", "debug=inline", "training.max_steps=2")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert f"built in {process.pid} ." in out
     assert only_run(command.folder).info.status == "FINISHED"
@@ -226,7 +226,7 @@ class Refusing(FakeTracker):
 
         def refuse(call: tuple[Any, ...]) -> None:
             if call[0] == word:
-                assert self.may.wait(10)
+                assert self.may.wait(60)
                 raise ConfigError(f"the store refuses to {word}")
 
         self.fails = refuse
@@ -245,7 +245,7 @@ class Training(Task):
         self.calls.append("build")
         process.report_ready(READY)
         self.calls.append("train")
-        for step in range(1, 1001):
+        for step in range(1, 12_001):
             if process.should_stop():
                 break
             time.sleep(0.005)
@@ -485,7 +485,7 @@ def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Comman
 def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     words = ("training.epochs=1", "dataset.limit=200", "evaluation=none")
     processes = [command.start(*words, f"seed={n}", **NEW_STORE) for n in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     from mlflow import MlflowClient
 

@@ -39,19 +39,20 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server tells of the process's beginning, and then nothing more."""
-    monkeypatch.setattr(worker_process, "KILL_SECONDS", 0.3)
+    monkeypatch.setattr(worker_process, "KILL_SECONDS", 1000.0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "server"))
         listener.listen()
         forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
         server, _ = listener.accept()
-        with server, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
+        with server, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
             server.sendall(json.dumps({"pid": worker.pid}).encode() + b"\n")
             assert forked.poll() is None
             forked.kill()
             assert forked.poll() is None  # it may still be told
+            monkeypatch.setattr(worker_process, "KILL_SECONDS", 0.0)
             forked.wait()
-            assert worker.wait(10) == forked.returncode == -signal.SIGKILL
+            assert worker.wait(60) == forked.returncode == -signal.SIGKILL
         forked.close()
 
 
@@ -59,7 +60,7 @@ def test_a_process_is_ended_also_while_the_server_imports_tensorflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server has not forked it, and answers nothing for seconds."""
-    monkeypatch.setattr(worker_process, "FORK_SECONDS", 0.1)
+    monkeypatch.setattr(worker_process, "FORK_SECONDS", 1000.0)
     monkeypatch.setattr(worker_process, "KILL_SECONDS", 1000.0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "server"))
@@ -67,6 +68,7 @@ def test_a_process_is_ended_also_while_the_server_imports_tensorflow(
         forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
         forked.kill()
         assert forked.poll() is None  # it may still be told
+        monkeypatch.setattr(worker_process, "FORK_SECONDS", 0.0)
         forked.wait()
         assert forked.returncode == -signal.SIGKILL
         forked.close()
@@ -89,7 +91,7 @@ def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> 
                 forked.wait(0.01)
                 assert forked.returncode is None
                 server.sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
-                forked.wait(10)
+                forked.wait(60)
             assert forked.returncode == 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -109,16 +111,16 @@ def test_one_call_receives_the_messages_to_all_processes(tmp_path: Path, monkeyp
             servers.append(opened.enter_context(listener.accept()[0]))
         assert [process.poll() for process in forked] == [None] * 3
         servers[2].sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
-        watch.wait(10)
+        watch.wait(60)
         assert [process.poll() for process in forked] == [None, None, 3]
         servers[1].close()
-        watch.wait(10)
+        watch.wait(60)
         assert [process.poll() for process in forked] == [None, 1, 3]
         assert not forked[1].has_server
         watch.wait(0.01)  # the closed connection stays readable, and is looked at no more
         assert log.read_text().count("the fork server has ended") == 1
         servers[0].sendall(json.dumps({"pid": 8, "status": 0}).encode() + b"\n")
-        forked[0].wait(10)
+        forked[0].wait(60)
         assert forked[0].returncode == 0
 
 

@@ -48,7 +48,7 @@ OWN = (
 
 
 def git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", *OWN, *words], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["git", *OWN, *words], cwd=folder, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.strip()
 
 
@@ -145,7 +145,7 @@ def test_a_patch_restores_changed_and_new_files_and_names_what_it_lacks(reposito
 
     git(repository, "worktree", "add", "--detach", str(repository / "ignored/copy"), commit)
     copy = repository / "ignored/copy"
-    subprocess.run(["git", "apply"], cwd=copy, input=os.fsencode(changes.patch), check=True, timeout=30)
+    subprocess.run(["git", "apply"], cwd=copy, input=os.fsencode(changes.patch), check=True, timeout=120)
     assert (copy / "sub/code.py").read_text() == 'x = 2\nAPI_KEY = "****"\n'
     assert (copy / "sub/my file é.py").read_text() == "y = 1\n"
     assert (copy / "fresh/deep/new.py").read_text() == "z = 1"

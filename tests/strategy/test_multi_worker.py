@@ -93,7 +93,7 @@ def test_a_worker_that_dies_ends_all_with_its_name(command: Command, number: int
     workers = long.children()
     assert len(workers) == 2
     os.kill(workers[number].pid, signal.SIGKILL)
-    assert long.end(30) == 1
+    assert long.end() == 1
     assert not any(worker.is_running() for worker in workers)
     run = only_run(command.folder)
     assert run.info.status == "FAILED"
@@ -107,7 +107,7 @@ def test_a_signal_to_one_stops_all_together(command: Command, target: str) -> No
     long = LongRun(command, *WORKERS).until("epoch")
     pid = long.launcher.pid if target == "launcher" else long.children()[1].pid
     os.kill(pid, signal.SIGTERM)
-    assert long.end(30) == 143
+    assert long.end() == 143
     assert only_run(command.folder).info.status == "KILLED"
     assert "stopped at step" in command.events()[-1]["error"]
 

@@ -163,7 +163,7 @@ def test_a_process_that_may_not_restart_ends_all_with_its_name(command: Command,
     processes = long.children()
     assert len(processes) == 4
     os.kill(processes[number].pid, signal.SIGKILL)
-    assert long.end(30) == 1
+    assert long.end() == 1
     assert not any(process.is_running() for process in processes)
     run = only_run(command.folder)
     assert run.info.status == "FAILED"
@@ -215,7 +215,7 @@ def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
     long = LongRun(command, *SERVED, *SLOW).until("epoch")
     processes: list[psutil.Process] = long.children()
     os.kill(long.launcher.pid, signal.SIGTERM)
-    assert long.end(30) == 143
+    assert long.end() == 143
     assert only_run(command.folder).info.status == "KILLED"
     assert "stopped at step" in command.events()[-1]["error"]
     assert not any(process.is_running() for process in processes)

@@ -197,7 +197,7 @@ def started(command: Command, *words: str) -> Iterator[CommandProcess]:
         launcher = command.start(*SWEEP, *words, output=(out.fileno(), out.fileno()))
     events = command.folder / "s" / "0" / "events.jsonl"
     try:
-        wait_for(lambda: launcher.poll() is not None or has_checkpoint(events), 120)
+        wait_for(lambda: launcher.poll() is not None or has_checkpoint(events))
         assert launcher.poll() is None, (command.folder / "out.txt").read_text()
         yield launcher
     finally:
@@ -216,15 +216,15 @@ def test_a_launcher_that_is_killed_is_made_up_for_when_the_sweep_is_sent_again(c
     folder = command.folder / "s" / "0"
     with started(command, *LONG):
         (worker,) = processes(folder)
-    wait_for(lambda: not worker.is_running(), 60)
+    wait_for(lambda: not worker.is_running())
     step = last_step(folder)
     refused = command(*SWEEP, f"training.epochs={step // 10 + 2}", *LONG[1:])
     assert refused.returncode == 2
     assert "training.epochs=" in refused.stderr
     with started(command, *LONG) as again:
-        wait_for(lambda: last_step(folder) > step, 120)
+        wait_for(lambda: last_step(folder) > step)
         os.kill(again.pid, signal.SIGINT)
-        assert again.wait(60) == 130, (command.folder / "out.txt").read_text()
+        assert again.wait(240) == 130, (command.folder / "out.txt").read_text()
     parent, children = runs(command.folder)
     assert parent.info.status == "KILLED"
     assert {name: run.info.status for name, run in children.items()} == {"0": "KILLED"}
@@ -246,7 +246,7 @@ def last_step(folder: Path) -> int:
 def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
     words = ("-m", *SMALL, "training.max_steps=2", "checkpoint=none", "hydra.launcher.n_jobs=2", "seed=0,1")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}", **NEW_STORE) for name in (8, 16)]
-    outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
+    outputs = [sweep.communicate(timeout=240) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
     from mlflow import MlflowClient
 

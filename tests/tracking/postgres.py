@@ -48,7 +48,7 @@ def serve_postgres() -> Iterator[str]:
             os.chown(path, user.get("user", -1), user.get("group", -1))
         line = [programs / "initdb", "-D", folder / "data", "-U", "tests", "-A", "scram-sha-256"]
         line += [f"--pwfile={folder / 'password'}", "-E", "UTF8", "--locale=C", "--no-sync"]
-        made = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **user)
+        made = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=240, check=False, **user)
         assert made.returncode == 0, made.stdout + made.stderr
         options = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
         line = [programs / "postgres", "-D", folder / "data", "-p", str(port), "-k", folder, *options]
@@ -56,7 +56,7 @@ def serve_postgres() -> Iterator[str]:
             process = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log, **user)
         try:
             uri = f"postgresql://tests:{password}@127.0.0.1:{port}/postgres"
-            wait_for(lambda: answers(process, uri, folder / "log"), timeout=60)
+            wait_for(lambda: answers(process, uri, folder / "log"))
             yield uri
         finally:
             stop(process)

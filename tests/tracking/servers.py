@@ -84,7 +84,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        wait_for(self.answers, timeout=90)
+        wait_for(self.answers)
 
     @property
     def is_running(self) -> bool:
@@ -150,7 +150,7 @@ class Proxy:
         fault = self.plan()
         self.met.append(fault)
         if fault == "hang":
-            self.is_over.wait(60)
+            self.is_over.wait(240)
         if fault == "delay":
             time.sleep(self.seconds)
         if fault == "reset":
@@ -174,7 +174,7 @@ class Proxy:
 
 
 def forwarded(asked: BaseHTTPRequestHandler, body: bytes, port: int) -> tuple[int, list[tuple[str, str]], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         headers = {name: value for name, value in asked.headers.items() if name.lower() not in NOT_FORWARDED}
         connection.request(asked.command, asked.path, body or None, headers)
@@ -247,7 +247,7 @@ def serve_model(command: Command, model: str) -> Iterator[str]:
         )
     family = [psutil.Process(process.pid)]
     try:
-        wait_for(is_up, timeout=120)
+        wait_for(is_up)
         family += family[0].children(recursive=True)
         yield uri
     finally:

@@ -397,11 +397,11 @@ def test_the_logged_model_answers_over_http(
     body = json.dumps({"inputs": batch.tolist()}).encode()
     is_json = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{served}/invocations", body, is_json)
-    answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
+    answered = json.loads(urllib.request.urlopen(request, timeout=240).read())["predictions"]
     classes = [row["prediction"] for row in answered]
     body = json.dumps({"inputs": batch.tolist(), "params": {"output": "logits"}}).encode()
     request = urllib.request.Request(f"{served}/invocations", body, is_json)
-    answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
+    answered = json.loads(urllib.request.urlopen(request, timeout=240).read())["predictions"]
     keras_file = finished[0].run_folder() / "model" / "model.keras"
     expected = isolated(outputs_of_the_keras_file, str(keras_file), batch)
     assert [pytest.approx(row, abs=1e-4) for row in expected.tolist()] == answered
@@ -410,7 +410,7 @@ def test_the_logged_model_answers_over_http(
     assert sum(a == b for a, b in zip(taken_for, digits.target.tolist(), strict=False)) > 20
     request = urllib.request.Request(f"{served}/invocations", b'{"inputs": [[1.0]]}', is_json)
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=60)
+        urllib.request.urlopen(request, timeout=240)
     assert refused.value.code == 400
     refused.value.close()
 

@@ -52,7 +52,7 @@ class Swept:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory, server_uri: str) -> Swept:
     command = Command(tmp_path_factory.mktemp("swept"))
-    ended = command("-m", *SWEEP, f"tracking.uri={server_uri}", "hydra.sweep.dir=s", timeout=200)
+    ended = command("-m", *SWEEP, f"tracking.uri={server_uri}", "hydra.sweep.dir=s", timeout=400)
     assert ended.returncode == 0, ended.stderr
     (link,) = (line.split()[-1] for line in ended.stdout.splitlines() if line.startswith("look at it"))
     folder = command.folder / "s"

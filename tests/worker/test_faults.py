@@ -222,7 +222,7 @@ def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Co
         env={**command.environment, SERVER_ENV: ""},  # one of its own, which has as little room
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
         preexec_fn=little_room,

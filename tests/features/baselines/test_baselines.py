@@ -80,7 +80,7 @@ print(models.fit_baselines(models.BaselineData(rows, rows[0], rows, rows[0], 0, 
 
 
 def test_they_take_one_core() -> None:
-    done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=240)
     assert done.stdout == "{'linear/threads': 1, 'boosting/threads': 1}\n", done.stderr
 
 
@@ -277,11 +277,11 @@ os.kill(os.getpid(), 9)
 
 def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
     os.mkfifo(BaselineFiles(tmp_path).rows)  # nobody writes, so that the process reads until it is ended
-    done = subprocess.run([sys.executable, "-c", DIE, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", DIE, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=240)
     with contextlib.suppress(psutil.NoSuchProcess):  # it is gone already
         child = psutil.Process(int(done.stdout))
         try:
-            wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE, timeout=60)
+            wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE)
         finally:
             child.kill()
 
@@ -299,7 +299,7 @@ print({"tensorflow", "keras", "mlflow", "omegaconf", "sklearn"} & {*sys.modules}
 
 def test_the_process_imports_no_tensorflow(tmp_path: Path) -> None:
     draw(0).save(BaselineFiles(tmp_path).rows)
-    done = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, timeout=240)
     assert done.stdout == "{'sklearn'}\n", done.stderr
 
 

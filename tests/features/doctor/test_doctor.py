@@ -168,7 +168,7 @@ def test_tensorflow_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     before = time.monotonic()
     found = doctor.examine(seconds=2)
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 120
     assert found["tensorflow"]["error"] == "TensorFlow did not answer within 2 s"
     assert "unknown" in doctor.format_report(found)
 

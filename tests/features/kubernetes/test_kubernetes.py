@@ -330,7 +330,7 @@ class Pods:
     def preempted(self) -> list[tuple[int, str, str]]:
         """Starts them, and in mid-run does to the first pod's process what its preemption would."""
         started = self.start()
-        wait_for(lambda: self.has_checkpoint() or started[0].poll() is not None, 120)
+        wait_for(lambda: self.has_checkpoint() or started[0].poll() is not None)
         started[0].send_signal(signal.SIGTERM)
         found = ends(started)
         self._pace.unlink()

@@ -158,7 +158,7 @@ def test_the_command_refuses_a_wrong_config_before_anything_runs(folder: Path) -
     stages = "  fit: {command: train, overrides: [model.unis=3]}\n"
     (folder / "conf" / "pipeline" / "mine.yaml").write_text(HEAD + stages)
     words = [sys.executable, "-m", "scaleflow", "pipeline", "mine", "--config-dir", "conf"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().startswith("scaleflow: pipeline/mine.yaml, line 4: stage fit: model.unis: ")
     assert "did you mean model.units" in done.stderr

@@ -342,7 +342,7 @@ def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: T
             second = output / f"part-{len(finished) + 1:05d}.parquet"
             wait_for(lambda: second.exists() or process.poll() is not None)
             process.send_signal(number)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=240)
         assert {path: path.stat().st_mtime_ns for path in finished} == finished
         found = {path: path.stat().st_mtime_ns for path in sorted(output.glob("part-*.parquet"))}
         assert len(finished) + 2 <= len(found) < rows / size

@@ -107,10 +107,10 @@ def start_child(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any
 
 def join_child(process: Any, connection: Any) -> Any:
     try:
-        result = connection.recv() if connection.poll(60) else None
+        result = connection.recv() if connection.poll(240) else None
     except EOFError:
         result = None
-    process.join(60)
+    process.join(240)
     assert process.exitcode in (0, -signal.SIGKILL)
     return result if process.exitcode == 0 else None
 
@@ -199,7 +199,7 @@ def promote_at_once(folder: Path, empty: Path) -> tuple[list[str | None], dict[s
 
     def promote(number: int) -> str | None:
         store = Store(folder)
-        barrier.wait(60)
+        barrier.wait(240)
         return store.promote(number, "1")
 
     children = [start_child(promote, number) for number in (2, 3)]

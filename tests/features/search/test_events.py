@@ -24,7 +24,7 @@ print(parse_event({"event": "no such kind"}))
 
 
 def test_a_process_reads_the_event_without_importing_its_module_before() -> None:
-    ended = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True, timeout=240)
     assert ended.stdout.splitlines() == [
         "{'scaleflow.found': 'training.batch_size=64', 'scaleflow.found.reason': 'the fastest'}",
         "[('use', 'training.batch_size=64'), ('because', 'the fastest')]",

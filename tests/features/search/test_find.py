@@ -201,7 +201,7 @@ def test_a_signal_during_the_search_ends_the_command(command: Command) -> None:
     with command.start("training.batch_size=auto", "tracking=none", "hydra.run.dir=run") as process:
         wait_for(lambda: search.events.exists() and b"trying training.batch_size=16" in search.events.read_bytes())
         process.terminate()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
     assert process.wait() == 143, out + err
     assert "training.batch_size=auto: the search in run-batch-size ended as stopped by SIGTERM" in err
     assert RunState.read(search.path).status == "KILLED"

@@ -42,7 +42,7 @@ def test_an_upgraded_package_ends_the_server_after_its_commands(warm: Warm) -> N
         wait_for(lambda: not warm.files.socket.exists())
         assert not warm.has_ended()
         assert warm.digest() != warm.files.socket.stem
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "FINISHED" in out
     wait_for(warm.has_ended)
@@ -73,7 +73,7 @@ def test_another_user_gets_no_process(warm: Warm) -> None:
 def receive_status(path: Path) -> bytes:
     """Returns the answer of a server; nothing if it closes the connection."""
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
-        connection.settimeout(30)
+        connection.settimeout(120)
         connection.connect(str(path))
         connection.sendall(b'{"ask": "status"}\n')
         return connection.recv(4096)

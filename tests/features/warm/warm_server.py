@@ -50,7 +50,7 @@ class Warm:
     def digest(self) -> str:
         code = f"from {digest_interpreter.__module__} import digest_interpreter as digest; print(digest(()))"
         done = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, check=True, timeout=240
         )
         return done.stdout.strip()
 
@@ -96,7 +96,7 @@ class Warm:
 
     def __call__(self, *words: str, module: str = "scaleflow", **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*words, module=module, **environment)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def commands(self) -> list[psutil.Process]:
