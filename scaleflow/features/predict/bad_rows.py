@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from scaleflow.serving.cells import describe_units
 MAX_ROWS = 2048
 
 Array = np.ndarray[Any, Any]
-
 
 #: Maximum number of distinct values, and of columns, in the summary.
 MAX_VALUES = 5
@@ -85,13 +84,13 @@ class RowReport:
         Raises:
             RunError: with `on_bad=raise`, with the first bad row.
         """
-        found = [each for each in problems if each.is_bad.any()]
-        if found and self.on_bad == "raise":
-            first = min(found, key=lambda each: int(each.is_bad.argmax()))
+        occurring = [problem for problem in problems if problem.is_bad.any()]
+        if occurring and self.on_bad == "raise":
+            first = min(occurring, key=lambda problem: int(problem.is_bad.argmax()))
             raise RunError(self._describe_first(first, place))
-        for each in found:
-            self._bad[each.column] += int(each.is_bad.sum())
-            self._first.setdefault(each.column, self._describe_first(each, place))
+        for problem in occurring:
+            self._bad[problem.column] += int(problem.is_bad.sum())
+            self._first.setdefault(problem.column, self._describe_first(problem, place))
 
     def add_inputs(self, inputs: Mapping[str, Array]) -> None:
         """Compares good rows with the training data.
@@ -101,20 +100,30 @@ class RowReport:
         rows = len(next(iter(inputs.values()), ()))
         if not self._inputs or not rows:
             return
-        taken = slice(None, None, -(-rows // MAX_ROWS))
+        every = -(-rows // MAX_ROWS)  # one row in so many is compared
         with guard_extra("note: the comparison of these rows with those of the training", print_note):
             for name, values in inputs.items():
-                if name in self._inputs:
-                    for column, each in expand_input(name, self._inputs[name], values[taken]).items():
-                        self._drift.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
-        self.compared += len(range(rows)[taken])
+                if name not in self._inputs:
+                    continue
+                columns = expand_input(name, self._inputs[name], values[::every])
+                for column, sample in columns.items():
+                    self._drift.add(column, to_texts_array(sample) if sample.dtype.kind in "OSU" else sample)
+        self.compared += len(range(0, rows, every))
 
     def find_drift(self) -> list[DataFinding]:
         """Returns drift, and unseen categories of columns that are not `counted`."""
-        found: list[DataFinding] = []
+        findings: list[DataFinding] = []
         with guard_extra("note: the drift of these rows", print_note):
-            found = [each for each in self._drift.find() if each.level != HINT or each.rule == "unseen"]
-        return [each for each in found if each.rule != "unseen" or not set(each.columns) & set(self._counted)]
+            findings = list(self._drift.find())
+        shown = []
+        for finding in findings:
+            if finding.rule == "unseen":
+                is_shown = not set(finding.columns) & set(self._counted)
+            else:
+                is_shown = finding.level != HINT
+            if is_shown:
+                shown.append(finding)
+        return shown
 
     def add_missing(self, column: str, count: int, had_missing: bool | None) -> None:
         """Counts values that the model imputes. `had_missing`: whether training had missing values; None: unknown."""
@@ -158,45 +167,61 @@ class RowReport:
         if is_resumed and (bad or self._missing or self._unknown or self._units):
             yield "counted", "in the rows of this command only"
         if bad:
-            yield "bad rows", f"{bad:,} {'left out' if self.on_bad == 'skip' else 'with empty predictions'}"
-        yield from list_columns(
-            "", (f"{name}: {n:,}, first {self._first[name]}" for name, n in sorted(self._bad.items()))
-        )
+            effect = "left out" if self.on_bad == "skip" else "with empty predictions"
+            yield "bad rows", f"{bad:,} {effect}"
+        reasons = []
+        for name, count in sorted(self._bad.items()):
+            reasons.append(f"{name}: {count:,}, first {self._first[name]}")
+        yield from list_columns("", reasons)
         unknown = [self._describe_unknown(name) for name in sorted(self._unknown)]
         for name, counts in sorted(self._units.items()):
             text = f"{name}: {counts.total():,} with units that training did not have: {describe_units(counts)}"
             unknown.append(f"{text}; they count as missing")
-        yield from list_columns("unknown", iter(unknown))
-        yield from list_columns("imputed", map(self._describe_missing, sorted(self._missing)))
-        yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.find_drift()))
+        yield from list_columns("unknown", unknown)
+        yield from list_columns("imputed", [self._describe_missing(name) for name in sorted(self._missing)])
+        drift = [f"{finding.text} ({finding.because})" for finding in self.find_drift()]
+        yield from list_columns("drift", drift)
 
     def to_counts(self, bad: int) -> dict[str, Any]:
         """Returns the number of bad rows, and the counts of `describe` by column."""
         unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
-        unknown |= {name: counts.total() for name, counts in self._units.items()}
-        drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.find_drift()]
-        found = {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
-        return {**found, "drift": drift, "compared rows": self.compared}
+        for name, counts in self._units.items():
+            unknown[name] = counts.total()
+        drift = []
+        for finding in self.find_drift():
+            drift.append({"rule": finding.rule, "columns": finding.columns, "text": finding.text})
+        return {
+            "bad rows": bad,
+            "bad": dict(self._bad),
+            "unknown": unknown,
+            "imputed": dict(self._missing),
+            "drift": drift,
+            "compared rows": self.compared,
+        }
 
     def _describe_first(self, problem: Problem, place: int) -> str:
         row = int(problem.is_bad.argmax())
         return f"{self._name(place + row)}: {problem.explain(row)}"
 
     def _describe_missing(self, column: str) -> str:
-        is_new = self._has_missing[column] is False
-        return f"{column}: {self._missing[column]:,} missing{', which training never had' if is_new else ''}"
+        text = f"{column}: {self._missing[column]:,} missing"
+        if self._has_missing[column] is False:
+            text += ", which training never had"
+        return text
 
     def _describe_unknown(self, column: str) -> str:
         shown = self._unknown[column]
-        words = [f'"{text}"' if text else "missing" for text in shown]
-        parts = [f"{word} ({n:,})" if n > 1 else word for word, n in zip(words, shown.values(), strict=True)]
+        words = []
+        for category, count in shown.items():
+            word = f'"{category}"' if category else "missing"
+            words.append(f"{word} ({count:,})" if count > 1 else word)
         others = f" and {self._others[column]:,} with others" if self._others[column] else ""
         total = shown.total() + self._others[column]
         which = "are rare in training, or not in it" if column in self._has_rare else "training did not have"
-        return f"{column}: {total:,} of categories that {which}: {', '.join(parts)}{others}"
+        return f"{column}: {total:,} of categories that {which}: {', '.join(words)}{others}"
 
 
-def list_columns(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+def list_columns(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields a line for each text, the first one with the label. Stops after MAX_COLUMNS lines."""
     for n, text in enumerate(texts):
         if n == MAX_COLUMNS:

@@ -5,6 +5,7 @@ No TensorFlow before the first chunk.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +108,14 @@ def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: An
     Raises:
         ConfigError: if the column does not exist, or several columns are possible.
     """
-    wanted = [*typed] or [name for name in (PROMPT, usual) if name in names][:1] or [*names]
+    if typed:
+        wanted = list(typed)
+    elif PROMPT in names:
+        wanted = [PROMPT]
+    elif usual in names:
+        wanted = [usual]
+    else:
+        wanted = list(names)
     if len(wanted) != 1 or wanted[0] not in names:
         columns = ", ".join(names)
         if typed:
@@ -137,14 +145,17 @@ class PredictionTask:
     @property
     def read(self) -> list[str]:
         """Columns to read."""
-        return list(dict.fromkeys([*(name for names in self.form.columns.values() for name in names), *self.keep]))
+        columns = [*itertools.chain.from_iterable(self.form.columns.values()), *self.keep]
+        return list(dict.fromkeys(columns))
 
     def list_columns_unknown_to_run(self) -> list[str]:
         """Returns the columns that the run's table did not have; empty if its columns are unknown."""
         reading = self.form.state.reading
         unused = to_words(reading.get("unused"))
-        known = {*self.read, to_word(reading.get("target")), *(unused or ())}
-        return [] if unused is None else [name for name in self.source.schema.names if name not in known]
+        if unused is None:
+            return []
+        known = {*self.read, to_word(reading.get("target")), *unused}
+        return [name for name in self.source.schema.names if name not in known]
 
 
 @dataclass(frozen=True)
@@ -162,8 +173,9 @@ class Chunk:
         if not len(places):
             return self.make_table(task, task.predicted.make_empty(), report), 0
         outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))
-        failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
-        is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
+        is_failed = np.zeros(len(places), bool)
+        for values in outputs.values():
+            is_failed |= find_failed(values).reshape(len(places), -1).any(axis=1)
         if is_failed.any():
             is_bad = np.zeros(len(self.is_good), bool)
             is_bad[places[is_failed]] = True
@@ -191,7 +203,9 @@ class Chunk:
 
 def find_failed(values: Array) -> Array:
     """Returns where predicted numbers are NaN, or texts are None: bool in the shape of `values`."""
-    return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    return np.array([value is None for value in values])
 
 
 def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
@@ -213,6 +227,8 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
     """Yields the items. A thread prepares the next one."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(next, items, None)
-        while (item := ahead.result()) is not None:
+        item = ahead.result()
+        while item is not None:
             ahead = pool.submit(next, items, None)
             yield item
+            item = ahead.result()

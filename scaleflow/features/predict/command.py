@@ -38,8 +38,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,14 +65,13 @@ from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.processes.stop import Stopped, catch_stop_signals
+from scaleflow.launcher.processes.stop import Stopped, StopRequest, catch_stop_signals
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
     from scaleflow.evaluation.predictions import PredictionColumns
     from scaleflow.features.predict.bad_rows import RowReport
-    from scaleflow.features.predict.chunks import PredictionTask, PromptModel, RowModel
-    from scaleflow.features.predict.compute import DistributedModel
+    from scaleflow.features.predict.chunks import PredictionTask, RowModel
     from scaleflow.features.predict.output import Output
     from scaleflow.features.predict.reading import InputForm, RowSource
 
@@ -172,6 +171,70 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
     """
     sampling = read_sampling(typed)
     plan = make_prediction_plan(typed)
+    output = open_checked_output(typed)
+    display.begin_phase("reading the run and its model from MLflow")
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id), needs_run=False)
+    continues_texts = is_language_model(run.learned_state)
+    check_model_flags(typed, run, sampling, continues_texts)
+    state = read_state(run)
+    if continues_texts:
+        sampling = sampling or Sampling()
+        state = replace(state, schema={})  # there is nothing to compare prompts with
+
+    with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
+
+        @cache
+        def load() -> LoadedModel:
+            with hide_errors():
+                if sampling is not None:
+                    return load_prompt_model(plan, run, Path(folder), sampling)
+                return load_predictor(plan, run, Path(folder), typed.batch_size, typed.layer)
+
+        if continues_texts:
+            task = make_text_task(typed, state, output)
+        else:
+            layer = load().extra if typed.layer is not None else {}  # only the model knows the shape of a layer
+            task = make_task(typed, state, output, extra=layer)
+        with output.lock(), catch_stop_signals() as stop:
+            manifest = describe_task(typed, run, task)
+            if sampling is not None:
+                manifest["sampling"] = asdict(sampling)
+            first = output.find_first(manifest, typed.resume)
+            display.begin_phase(f"{IMPORTING} and loading the model")
+            loaded = load()
+            if typed.explain:
+                loaded = add_reasons(loaded, state, task)
+            display.end_phase()
+            for note in loaded.notes:
+                display.show_event(note)
+            output.begin(manifest, first)
+            written = write_with_progress(typed, task, loaded.model, output, first, stop, display)
+    return report_predictions(run, task, output, loaded.devices, written, stop, display)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its devices."""
+
+    model: RowModel
+    devices: str  # in words
+    notes: Sequence[Note] = ()  # what the user should know about the devices or the cost
+    extra: Mapping[str, Any] = field(default_factory=dict)  # a layer's values without rows, by name
+
+
+@dataclass(frozen=True)
+class WrittenPredictions:
+    """What a command has written."""
+
+    rows: int  # rows read
+    bad: int  # those of them without a prediction
+    skipped: int  # rows of earlier commands in the output folder
+    seconds: float
+    report: RowReport  # how the rows differ from training
+
+
+def open_checked_output(typed: argparse.Namespace) -> Output:
+    """Checks `--input` and `--output`. Raises ConfigError if the input is missing or the output cannot be written."""
     from scaleflow.features.predict.inputs import list_input_files
     from scaleflow.features.predict.output import open_output
 
@@ -179,58 +242,86 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
-    display.begin_phase("reading the run and its model from MLflow")
-    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id), needs_run=False)
-    from scaleflow.features.predict.bad_rows import RowReport
-    from scaleflow.features.predict.reasons import ExplainingModel, describe_cost, make_explainer
+    return output
 
-    load: Callable[..., Any] = partial(load_predictor, plan, run, batch_size=typed.batch_size, layer=typed.layer)
-    has_text = is_language_model(run.learned_state)
-    if sampling is not None and not has_text:
+
+def check_model_flags(typed: argparse.Namespace, run: Run, sampling: Sampling | None, continues_texts: bool) -> None:
+    """Raises ConfigError for flags that the kind of model does not take."""
+    if sampling is not None and not continues_texts:
         raise explain_no_language_model(run)
-    state = read_state(run)
-    if has_text and (typed.explain or typed.layer is not None):
+    if continues_texts and (typed.explain or typed.layer is not None):
         flag = "--explain" if typed.explain else f"--layer {typed.layer}"
         raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
-    if has_text:
-        sampling = sampling or Sampling()
-        state = replace(state, schema={})
-        load = partial(load_prompt_model, plan, run, sampling=sampling)
-    with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
-        load_once = cache(partial(hide_errors()(load), Path(folder)))
-        more = load_once()[0].more if typed.layer is not None else {}
-        task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more=more)
-        with output.lock(), catch_stop_signals() as stop:
-            manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
-            first = output.find_first(manifest, typed.resume)
-            display.begin_phase(f"{IMPORTING} and loading the model")
-            model, devices, notes = load_once()
-            if typed.explain:
-                explainer = make_explainer(state, task.predicted)
-                model = ExplainingModel(model, explainer)
-                notes = [*notes, Note(describe_cost(explainer))]
-            display.end_phase()
-            for note in notes:
-                display.show_event(note)
-            output.begin(manifest, first)
-            report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
-            began = time.monotonic()
-            skipped = output.count_rows(first)
-            with show_progress(display, task.source.rows) as advance:
-                write = partial(write_predictions, task, model, output, first=first, report=report)
-                with divert_native_errors():
-                    rows, bad = write(advance=advance, check_stop=stop.check)
-            seconds = time.monotonic() - began
-    new = task.list_columns_unknown_to_run()
-    counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
-    values = {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
+
+
+def add_reasons(loaded: LoadedModel, state: LearnedState, task: PredictionTask) -> LoadedModel:
+    """Returns a model that also computes the reasons of `--explain`, with a note about their cost."""
+    from scaleflow.features.predict.reasons import ExplainingModel, describe_cost, make_explainer
+
+    explainer = make_explainer(state, task.predicted)
+    model = ExplainingModel(loaded.model, explainer)
+    notes = [*loaded.notes, Note(describe_cost(explainer))]
+    return replace(loaded, model=model, notes=notes)
+
+
+def write_with_progress(
+    typed: argparse.Namespace,
+    task: PredictionTask,
+    model: RowModel,
+    output: Output,
+    first: int,
+    stop: StopRequest,
+    display: Display,
+) -> WrittenPredictions:
+    """Writes the shards from number `first` on, and shows the progress."""
+    from scaleflow.features.predict.bad_rows import RowReport
+
+    report = RowReport(typed.on_bad, task.source.name, task.form.state, counted=task.form.categories)
+    began = time.monotonic()
+    skipped = output.count_rows(first)
+    with show_progress(display, task.source.rows) as advance, divert_native_errors():
+        rows, bad = write_predictions(
+            task, model, output, first=first, report=report, advance=advance, check_stop=stop.check
+        )
+    seconds = time.monotonic() - began
+    return WrittenPredictions(rows, bad, skipped, seconds=seconds, report=report)
+
+
+def report_predictions(
+    run: Run,
+    task: PredictionTask,
+    output: Output,
+    devices: str,
+    written: WrittenPredictions,
+    stop: StopRequest,
+    display: Display,
+) -> Outcome:
+    """Prints the summary, and returns the outcome of the command. A stopped command prints no summary."""
+    new_columns = task.list_columns_unknown_to_run()
+    values = {
+        **answer_model(run),
+        "output": str(output.path),
+        "rows": written.rows,
+        "counts": {
+            "there before": written.skipped,
+            "new columns": new_columns,
+            **written.report.to_counts(written.bad),
+        },
+    }
     if stop.is_set():
-        done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
-        return Outcome(stop.exit_code, lambda: values, error=f"stopped by {stop.signal_name}{done}")
-    done = f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s"
-    lines = [*format_model_rows(run), ("on", devices), ("rows", done)]
-    lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
-    display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
+        hint = ""
+        if output.is_folder:
+            hint = f"; {output.count_finished()} shard(s) are whole, --resume continues"
+        return Outcome(stop.exit_code, lambda: values, error=f"stopped by {stop.signal_name}{hint}")
+
+    before = f", after {written.skipped:,} that were there" if written.skipped else ""
+    speed = f"{written.rows / written.seconds:,.0f} rows/s"
+    lines = [*format_model_rows(run), ("on", devices), ("rows", f"{written.rows:,}{before}, {speed}")]
+    if new_columns:
+        lines.append(("new columns", f"{', '.join(new_columns)}: not in training, not used"))
+    lines += written.report.describe(written.bad, bool(written.skipped))
+    lines.append(("output", str(output.path)))
+    display.print_summary(lines)
     return Outcome(read=lambda: values)
 
 
@@ -255,11 +346,11 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
 
 
 def make_task(
-    typed: argparse.Namespace, state: LearnedState, output: Output, more: Mapping[str, Any]
+    typed: argparse.Namespace, state: LearnedState, output: Output, extra: Mapping[str, Any]
 ) -> PredictionTask:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot.
 
-    `more` has the model's results besides its outputs: arrays without rows, by name.
+    `extra` has the model's results besides its outputs: arrays without rows, by name.
     """
 
     from scaleflow.evaluation.predictions import PredictionColumns
@@ -275,9 +366,9 @@ def make_task(
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = PredictionColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:
-        more = {**more, **make_explainer(state, predicted).make_empty()}
-    if more:
-        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more=more)
+        extra = {**extra, **make_explainer(state, predicted).make_empty()}
+    if extra:
+        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, extra=extra)
     return complete_task(typed, source, InputForm(state, columns), predicted=predicted, output=output)
 
 
@@ -307,13 +398,19 @@ def complete_task(
     from scaleflow.features.predict.reading import name_columns
 
     names = source.schema.names
-    takes_all = typed.keep == "all" and "all" not in names
-    keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
+    labels = list(source.labels)
+    if typed.keep == "all" and "all" not in names:
+        keep = labels or names
+    else:
+        keep = split_names(typed.keep) or labels
     absent = [name for name in keep if name not in names]
     if absent:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; {name_columns(names, absent[0])}")
-    kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
-    schema = check_schema(output, kept, predicted.make_schema())
+    fields = []
+    for name in keep:
+        type_ = source.schema.field(name).type
+        fields.append(pyarrow.field(name, to_plain_type(type_)))
+    schema = check_schema(output, pyarrow.schema(fields), predicted.make_schema())
     shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
     return PredictionTask(source, form, keep, predicted=predicted, schema=schema, shard_rows=shard_rows)
 
@@ -322,7 +419,7 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def plain_type(type_: Any) -> Any:
+def to_plain_type(type_: Any) -> Any:
     """Returns the type of a column without dictionary encoding, which may differ between a table's files."""
     from pyarrow import types
 
@@ -331,20 +428,28 @@ def plain_type(type_: Any) -> Any:
 
 def describe_task(typed: argparse.Namespace, run: Run, task: PredictionTask) -> dict[str, Any]:
     """Returns the facts that must match to continue a folder of shards."""
-    is_stored = is_store_address(typed.input)
-    known = (
-        identify_in_store(typed.input) if is_stored else {each: identify_file(each)[1:] for each in task.source.files}
-    )
     return {
         "run": run.run_id,
         "model": run.model.model_id,
-        "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
+        "input": identify_input_files(typed.input, task.source.files),
         "columns": task.form.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
         "delimiter": task.source.delimiter,
         "shard-rows": task.shard_rows,
         "on-bad": typed.on_bad,
     }
+
+
+def identify_input_files(path: str, files: Sequence[str]) -> list[list[Any]]:
+    """Returns for each file its address, and values that change with its content. `path` is `--input`."""
+    if is_store_address(path):
+        stored = identify_in_store(path)
+        return [[file, *stored[file]] for file in files]
+    identified = []
+    for file in files:
+        address = str(Path(file).absolute())
+        identified.append([address, *identify_file(file)[1:]])
+    return identified
 
 
 @contextlib.contextmanager
@@ -398,20 +503,18 @@ def writes_to_terminal(stream: Any) -> bool:
         return False
 
 
-def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> tuple[PromptModel, str, list[Note]]:
-    """Loads a language model. Returns the same as `load_predictor`."""
+def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> LoadedModel:
+    """Sets up the devices, then downloads and loads a language model."""
     from scaleflow.features.predict.chunks import PromptModel
 
-    return PromptModel(load_language_model(plan, run, folder), sampling), "one prompt at a time", []
+    model = PromptModel(load_language_model(plan, run, folder), sampling)
+    return LoadedModel(model, "one prompt at a time")
 
 
-def load_predictor(
-    plan: Plan, run: Run, folder: Path, batch_size: int | None, layer: str | None
-) -> tuple[DistributedModel, str, list[Note]]:
+def load_predictor(plan: Plan, run: Run, folder: Path, batch_size: int | None, layer: str | None) -> LoadedModel:
     """Sets up the devices, then downloads and loads the model.
 
-    Returns the model, the devices in words, and notes about them. Raises ConfigError if the model cannot be loaded, or
-    has no such layer.
+    Raises ConfigError if the model cannot be loaded, or has no such layer.
     """
     from scaleflow.tracking.saved_models import download_saved_model
     from scaleflow.tracking.tracked_runs import download_model
@@ -433,8 +536,10 @@ def load_predictor(
     if layer is not None:
         model.add_layer(download_model(run.tracker, run.model, folder / "keras"), layer)
     replicas = len(runtime.devices.names)
-    words = f"{replicas} {runtime.devices.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
-    return model, words, [event for event in events if isinstance(event, Note)]
+    plural = "s" if replicas > 1 else ""
+    devices = f"{replicas} {runtime.devices.kind}{plural}, {model.batch_size:,} rows at once"
+    notes = [event for event in events if isinstance(event, Note)]
+    return LoadedModel(model, devices, notes, extra=model.extra)
 
 
 def write_predictions(
@@ -453,25 +558,25 @@ def write_predictions(
     from scaleflow.features.predict.chunks import read_ahead, read_chunks
 
     rows = 0
-    good = 0
+    predicted = 0
     shard_rows = task.shard_rows or sys.maxsize
-    read = read_ahead(read_chunks(task, model, report, skip=first * shard_rows))
-    shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
+    chunks_ahead = read_ahead(read_chunks(task, model, report, skip=first * shard_rows))
+    shards = itertools.groupby(chunks_ahead, key=lambda chunk: chunk.rows.first // shard_rows)
     with contextlib.suppress(Stopped):
         advance(first * shard_rows)
         for number, chunks in shards:
             with output.open_shard(number, task.schema) as writer:
                 for chunk in chunks:
                     check_stop()
-                    table, predictions = chunk.predict(task, model, report)
+                    table, count = chunk.predict(task, model, report)
                     writer.write_table(table)
-                    rows = rows + len(chunk.is_good)
-                    good = good + predictions
+                    rows += len(chunk.is_good)
+                    predicted += count
                     advance(len(chunk.is_good))
         if not rows and not first:  # the table has no rows
             with output.open_shard(0, task.schema):
                 pass
-    return rows, rows - good
+    return rows, rows - predicted
 
 
 @contextlib.contextmanager
@@ -487,7 +592,8 @@ def show_progress(display: Display, total: int | None) -> Iterator[Callable[[int
         nonlocal rows, printed_at
         rows += count
         if time.monotonic() - printed_at >= LINE_SECONDS:
-            display.print_line(f"{rows:,}{'' if total is None else f' of {total:,}'} rows")
+            of_total = "" if total is None else f" of {total:,}"
+            display.print_line(f"{rows:,}{of_total} rows")
             printed_at = time.monotonic()
 
     if not isinstance(display, BarDisplay):

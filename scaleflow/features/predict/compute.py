@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ class DistributedModel:
         inputs: specs of the inputs, by name.
         decode: maps encoded pictures to inputs (a tensor, or a dict of tensors); None if the model takes none.
         batch_size: rows of all replicas together.
-        more: results besides the outputs: arrays without rows, by name.
+        extra: results besides the outputs: arrays without rows, by name.
     """
 
     def __init__(self, folder: Path, strategy: tf.distribute.Strategy, batch_size: int | None = None) -> None:
@@ -60,13 +59,14 @@ class DistributedModel:
         ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
         self.inputs: Mapping[str, tf.TensorSpec] = name_leaves(self._specs)
         self.decode: Decode | None = getattr(self._loaded, "decode", None)
-        values = sum(math.prod(spec.shape[1:]) for spec in self.inputs.values())
+        values_per_row = sum(math.prod(spec.shape[1:]) for spec in self.inputs.values())
+        rows_that_fit = BATCH_VALUES // max(1, values_per_row)
         self._replicas = strategy.num_replicas_in_sync
-        self._rows = batch_size or max(1, min(BATCH_ROWS, BATCH_VALUES // max(1, values)))
+        self._rows = batch_size or max(1, min(BATCH_ROWS, rows_that_fit))
         self._strategy = strategy
         self.batch_size = self._rows * self._replicas
 
-        self.more: Mapping[str, Array] = {}
+        self.extra: Mapping[str, Array] = {}
         self._serve: Callable[[Any], Any] = self._loaded.serve
         self._run = tf.function(self._compute_replicas, autograph=False)
 
@@ -90,7 +90,8 @@ class DistributedModel:
             shape = traced.get_concrete_function().structured_outputs[LAYER + name].shape[1:]
         except Exception as error:  # zipfile, h5py and Keras raise many types
             raise ConfigError(f"--layer {name}: {read_reason(error)[:1000]}") from error
-        self._serve, self.more = traced, {LAYER + name: np.zeros((0, *shape), np.float32)}
+        self._serve = traced
+        self.extra = {LAYER + name: np.zeros((0, *shape), np.float32)}
 
     def _compute_replicas(self, batch: Any) -> Any:
         outputs = self._strategy.run(lambda inputs: self._serve(inputs), args=(batch,))
@@ -111,16 +112,20 @@ class DistributedModel:
         rows = len(next(iter(arrays.values())))
         start = 0
         try:
-            parts = []
+            pending = []
             for start in range(0, rows, self.batch_size):
-                parts.append(self._compute(arrays, start))
-            outputs = [{k: np.concatenate([*map(np.asarray, values)]) for k, values in part.items()} for part in parts]
+                pending.append(self._compute(arrays, start))
+            batches = [join_replicas(batch) for batch in pending]  # waits for the devices
         except tf.errors.OpError as error:
             reason = str(error.message).strip().partition("\n")[0][:300]
             raise RunError(
                 f"{name(start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
             ) from error
-        return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
+        outputs = {}
+        for output in batches[0]:
+            joined = np.concatenate([batch[output] for batch in batches])
+            outputs[output] = joined[:rows]
+        return outputs
 
     def explain_failure(self, row: int) -> str:
         """Returns why a row has no prediction."""
@@ -137,6 +142,14 @@ class DistributedModel:
             lambda context: take(context.replica_id_in_sync_group)
         )
         return name_leaves(self._run(values))
+
+
+def join_replicas(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns the outputs of all replicas, [rows, ...] by name. `outputs` has a tensor per replica, by name."""
+    joined = {}
+    for name, per_replica in outputs.items():
+        joined[name] = np.concatenate([np.asarray(values) for values in per_replica])
+    return joined
 
 
 def take_rows(array: Array, first: int, count: int) -> Array:
@@ -177,32 +190,47 @@ def convert_to_inputs(
         RunError: if a row is bad and the report does not allow it.
     """
     is_malformed = np.zeros(len(rows.table), bool)
-    is_malformed[[place - rows.first for place in rows.faults]] = True
+    for place in rows.faults:
+        is_malformed[place - rows.first] = True
     problems = [Problem("fields", is_malformed, lambda row: rows.faults[rows.first + row])]
-    found: dict[str, list[InputColumn]] = {}
+    columns_of: dict[str, list[InputColumn]] = {}
     for name, spec in specs.items():
-        columns = {column: rows.table[column] for column in form.columns[name]}
-        if is_picture(next(iter(columns.values())).type):
-            read = partial(read_pictures, spec, name, decode=decode, is_malformed=is_malformed, problems=problems)
-            found[name] = [read(each) for each in columns.values()]
-        else:
-            convert = partial(convert_column, spec, can_miss=name in form.filled, problems=problems)
-            found[name] = [convert(column, each, reader=form.find_reader(column)) for column, each in columns.items()]
-    problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
+        columns_of[name] = []
+        for table_column in form.columns[name]:
+            cells = rows.table[table_column]
+            if is_picture(cells.type):
+                converted, problem = read_pictures(spec, name, cells, decode)
+                new_problems = [problem]
+            else:
+                reader = form.find_reader(table_column)
+                can_miss = name in form.filled
+                converted, new_problems = convert_column(spec, table_column, cells, reader, can_miss=can_miss)
+            columns_of[name].append(converted)
+            for problem in new_problems:  # a malformed row has only its first problem
+                problems.append(problem._replace(is_bad=problem.is_bad & ~is_malformed))
     report.add_problems(problems, rows.first)
-    is_good = ~np.any([each.is_bad for each in problems], axis=0)
-    for name, parts in found.items():
-        for part in parts:
-            units = count_other_units(rows.table, part.name, form.find_reader(part.name), is_good=is_good)
-            report.add_units(part.name, units)
-            missing = int((part.is_missing & is_good).sum()) - units.total()
-            report.add_missing(part.name, missing, form.filled.get(name))
-            if name in form.categories:
-                words = part.values[is_good].ravel()
-                known = form.readers[name].known
-                report.add_categories(part.name, words, known, has_rare=name in form.many_words)
-    joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
-    return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
+    is_good = ~np.any([problem.is_bad for problem in problems], axis=0)
+    for name, columns in columns_of.items():
+        for column in columns:
+            report_column(name, column, form, rows, report=report, is_good=is_good)
+    inputs = {name: join_columns(columns, specs[name]) for name, columns in columns_of.items()}
+    if not is_good.all():
+        inputs = {name: values[is_good] for name, values in inputs.items()}
+    return inputs, is_good
+
+
+def report_column(
+    name: str, column: InputColumn, form: InputForm, rows: RowBatch, report: RowReport, is_good: Array
+) -> None:
+    """Reports the units, missing values and categories in the good rows of a column. `name` is its input."""
+    units = count_other_units(rows.table, column.name, form.find_reader(column.name), is_good=is_good)
+    report.add_units(column.name, units)
+    missing = int((column.is_missing & is_good).sum()) - units.total()
+    report.add_missing(column.name, missing, form.filled.get(name))
+    if name in form.categories:
+        words = column.values[is_good].ravel()
+        known = form.readers[name].known
+        report.add_categories(column.name, words, known, has_rare=name in form.many_words)
 
 
 def count_other_units(table: Any, name: str, reader: ColumnReader, is_good: Array) -> Counter[str]:
@@ -220,45 +248,54 @@ def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:
     return joined.reshape(len(joined), *spec.shape[1:])
 
 
-def read_pictures(
-    spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None, is_malformed: Array, problems: list[Problem]
-) -> InputColumn:
-    """Decodes an input's pictures. Unreadable ones become zeros and are appended to `problems`."""
+def read_pictures(spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None) -> tuple[InputColumn, Problem]:
+    """Decodes the pictures of input `name`. Unreadable ones become zeros, and are the bad rows of the problem."""
     assert decode is not None
     if types.is_struct(column.type):  # the format of the library datasets
         column = compute.struct_field(column, "bytes")
     pictures = np.array([picture or b"" for picture in column.to_pylist()], object)
 
-    def decode_some(part: Array) -> Array | None:
-        given = tf.constant(part, tf.string)
+    def decode_together(batch: Array) -> Array | None:
+        """Returns the decoded pictures, or None if one of them cannot be read."""
+        encoded = tf.constant(batch, tf.string)
         try:
-            return np.asarray(decode({name: given})[name] if name else decode(given))
+            return np.asarray(decode({name: encoded})[name] if name else decode(encoded))
         except tf.errors.OpError:
             return None
 
-    def decode_each(part: Array) -> list[Array | None]:
-        whole = decode_some(part)
-        if whole is not None:
-            return list(whole)
-        return [None if each is None else each[0] for each in (decode_some(part[n : n + 1]) for n in range(len(part)))]
+    def decode_batch(batch: Array) -> list[Array | None]:
+        together = decode_together(batch)
+        if together is not None:
+            return list(together)
+        decoded: list[Array | None] = []
+        for n in range(len(batch)):
+            single = decode_together(batch[n : n + 1])
+            decoded.append(None if single is None else single[0])
+        return decoded
 
-    parts = [pictures[first : first + AT_ONCE] for first in range(0, len(pictures), AT_ONCE)]
+    batches = [pictures[first : first + AT_ONCE] for first in range(0, len(pictures), AT_ONCE)]
+    decoded: list[Array | None] = []
     with ThreadPoolExecutor(DECODERS) as pool:
-        decoded = [each for part in pool.map(decode_each, parts) for each in part]
-    is_bad = np.array([each is None for each in decoded]) & ~is_malformed
-    problems.append(Problem("picture", is_bad, lambda row: "it is no whole JPEG, PNG, BMP or GIF"))
+        for batch in pool.map(decode_batch, batches):
+            decoded += batch
+    is_bad = np.array([picture is None for picture in decoded])
+    problem = Problem("picture", is_bad, lambda row: "it is no whole JPEG, PNG, BMP or GIF")
     blank = np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)
-    values = np.stack([blank if each is None else each for each in decoded])
-    return InputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool))
+    values = np.stack([blank if picture is None else picture for picture in decoded])
+    return InputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool)), problem
 
 
 def convert_column(
-    spec: tf.TensorSpec, name: str, column: Any, reader: ColumnReader, can_miss: bool, problems: list[Problem]
-) -> InputColumn:
-    """Converts a column of an input, and appends the problems of its rows to `problems`."""
+    spec: tf.TensorSpec, name: str, column: Any, reader: ColumnReader, can_miss: bool
+) -> tuple[InputColumn, list[Problem]]:
+    """Converts a column of an input. Returns its values, and the problems of its rows.
+
+    `can_miss`: whether the model imputes missing values.
+    """
     count = len(column)
     size = math.prod(spec.shape[1:]) if is_list(column.type) else 1
-    is_whole = np.ones(count, bool)
+    is_whole = np.ones(count, bool)  # which lists have the model's number of values
+    problems = []
     flat = column
     if is_list(column.type):
         flat, lengths = flatten_lists(column)
@@ -273,17 +310,19 @@ def convert_column(
     def explain(row: int) -> str:
         value = column[row].as_py()
         has_none = value is None or (not is_list(column.type) and absent[row])
-        return f"{name} {'is missing' if has_none else f'is {str(value)[:80]}'}, expected {expected}"
+        fact = "is missing" if has_none else f"is {str(value)[:80]}"
+        return f"{name} {fact}, expected {expected}"
 
-    def widen(values: Array) -> Array:
+    def to_rows(values: Array) -> Array:
+        """Returns values as [rows, size]. Rows whose list is not whole are 0."""
         if is_whole.all():
             return values.reshape(count, size)
         whole = np.zeros((count, size), values.dtype)
         whole[is_whole] = values.reshape(-1, size)
         return whole
 
-    problems.append(Problem(name, np.any(widen(is_bad), axis=1), explain))
-    return InputColumn(name, widen(converted), np.any(widen(absent), axis=1))
+    problems.append(Problem(name, np.any(to_rows(is_bad), axis=1), explain))
+    return InputColumn(name, to_rows(converted), np.any(to_rows(absent), axis=1)), problems
 
 
 def find_missing(values: Array, kind: str | None) -> Array:
@@ -295,7 +334,8 @@ def find_missing(values: Array, kind: str | None) -> Array:
 
 def flatten_lists(column: Any) -> tuple[Any, Array]:
     """Returns the values of (nested) lists in order, and the number of values of each row: [rows] int."""
-    column, lengths = column.combine_chunks(), np.ones(len(column), np.int64)
+    column = column.combine_chunks()
+    lengths = np.ones(len(column), np.int64)
     while is_list(column.type):
         inner = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)

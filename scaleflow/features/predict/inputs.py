@@ -77,10 +77,10 @@ def open_input(path: str, delimiter: str | None, state: LearnedState, selected: 
     if Path(path, SAVED_SPLIT).is_file():
         return open_saved_dataset(path, state.reading)
     files = list_input_files(path)
-    pictures, texts, records, arrays = (
-        [file for file in files if has_suffix(file, suffixes)]
-        for suffixes in (PICTURE_SUFFIXES, TEXT_SUFFIXES, RECORD_SUFFIXES, (".npz",))
-    )
+    pictures = [file for file in files if has_suffix(file, PICTURE_SUFFIXES)]
+    texts = [file for file in files if has_suffix(file, TEXT_SUFFIXES)]
+    records = [file for file in files if has_suffix(file, RECORD_SUFFIXES)]
+    arrays = [file for file in files if has_suffix(file, (".npz",))]
     if pictures and state.pictures:
         return open_files(pictures, PICTURE)
     if texts:
@@ -101,13 +101,17 @@ def list_input_files(path: str) -> Sequence[str]:
     if is_store_address(path):
         scheme = path.partition("://")[0]
         return [f"{scheme}://{name}" for name in list_in_store("--input", path)[1] if "/_" not in name]
-    found = match_files(path, f"--input {path}")
-    if found is None:
-        files = (file for file in Path(path).rglob("*") if file.is_file())
-        found = sorted(str(file) for file in files if not any(p[0] in "._" for p in file.relative_to(path).parts))
-    if not found:
+    files = match_files(path, f"--input {path}")
+    if files is None:
+        files = []
+        for file in Path(path).rglob("*"):
+            is_hidden = any(name[0] in "._" for name in file.relative_to(path).parts)
+            if file.is_file() and not is_hidden:
+                files.append(str(file))
+        files.sort()
+    if not files:
         raise ConfigError(f"--input {path}: the folder has no files")
-    return found
+    return files
 
 
 # Tables --------------------------------------------------------------------------------------
@@ -134,8 +138,10 @@ def open_table(
     form = CsvForm()
     if find_format(files[0], "--input") == "csv":
         usual = to_word(reading.get("delimiter"))
-        encoding = to_word(reading.get("encoding")) or form.encoding
-        form = CsvForm(delimiter or (usual if usual != "," else None), to_words(reading.get("header")) or (), encoding)
+        if not delimiter and usual != ",":
+            delimiter = usual
+        header = to_words(reading.get("header")) or ()
+        form = CsvForm(delimiter or None, header, to_word(reading.get("encoding")) or form.encoding)
     elif delimiter is not None:
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
     table = prepare_tables({ALL: [*files]}, path, form, cache=LearnedCache(None, path), key="--input")
@@ -145,8 +151,8 @@ def open_table(
     table.use(table.names)
     counts = {file: table.count_rows(file) for file in files}
     rows = None if None in counts.values() else sum(filter(None, counts.values()))
-    found = FileRows(counts, partial(read_file_rows, table))
-    return RowSource(files, table.used, found.read, name=found.name, rows=rows, delimiter=table.csv.delimiter)
+    file_rows = FileRows(counts, partial(read_file_rows, table))
+    return RowSource(files, table.used, file_rows.read, name=file_rows.name, rows=rows, delimiter=table.csv.delimiter)
 
 
 def read_file_rows(
@@ -174,8 +180,8 @@ def find_header(table: TableFiles, inputs: Collection[str], target: str | None) 
     fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names
     if set(inputs or header) <= set(fields):
         return ()
-    without_target = [n for n in header if n != target]
-    only_inputs = [n for n in header if n in inputs]
+    without_target = [name for name in header if name != target]
+    only_inputs = [name for name in header if name in inputs]
     for names in (header, without_target, only_inputs):
         if len(names) == len(fields):
             return tuple(names)
@@ -194,7 +200,9 @@ def open_text_files(path: str) -> RowSource | None:
     Raises ConfigError if no file exists.
     """
     files = list_input_files(path)
-    return open_files(files, TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
+    if all(has_suffix(file, PROMPT_SUFFIXES) for file in files):
+        return open_files(files, TEXT)
+    return None
 
 
 def open_files(files: Sequence[str], column: str) -> RowSource:
@@ -207,9 +215,11 @@ def open_files(files: Sequence[str], column: str) -> RowSource:
 
     def read(columns: list[str], first: int, end: int) -> RowBatch:
         with ThreadPoolExecutor(THREADS) as pool:
-            values, faults = zip(*pool.map(lambda file: read_file(file, column == TEXT), files[first:end]), strict=True)
-        table = pyarrow.table([pyarrow.array(files[first:end]), pyarrow.array(values, type_)], schema=schema)
-        return RowBatch(first, table.select(columns), {first + row: why for row, why in enumerate(faults) if why})
+            contents = list(pool.map(lambda file: read_file(file, column == TEXT), files[first:end]))
+        values = pyarrow.array([value for value, _ in contents], type_)
+        table = pyarrow.table([pyarrow.array(files[first:end]), values], schema=schema)
+        faults = {first + row: fault for row, (_, fault) in enumerate(contents) if fault}
+        return RowBatch(first, table.select(columns), faults)
 
     read_all = read_places(len(files), read)
     count = len(files)
@@ -238,14 +248,14 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
     if not names:  # the name in training, or the only array
         known = find_input(state.reading) or "x"
         names = [known] if known in arrays else list(arrays)
-    found = f"the arrays are {format_columns(list(arrays))}"
+    existing = f"the arrays are {format_columns(list(arrays))}"
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {found}")
+        raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {existing}")
     if is_single and len(names) != 1:
-        raise ConfigError(f"--input {path}: {found}; name that of the model with --columns NAME")
-    (rows, *others) = {len(arrays[name]) for name in names}
-    if others:
+        raise ConfigError(f"--input {path}: {existing}; name that of the model with --columns NAME")
+    rows = len(arrays[names[0]])
+    if any(len(arrays[name]) != rows for name in names):
         raise ConfigError(f"--input {path}: the arrays {format_columns(names)} have different lengths")
 
     def read(columns: Sequence[str], first: int, end: int) -> RowBatch:

@@ -35,11 +35,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def read_sampling(typed: argparse.Namespace) -> Sampling | None:
     """Returns the sampling options typed as flags, or None without flags. Raises ConfigError if one is wrong."""
-    given = {each.name: getattr(typed, each.name) for each in fields(Sampling)}
-    given = {name: value for name, value in given.items() if value is not None}
-    sampling = Sampling(**given)
+    options = {}
+    for option in fields(Sampling):
+        value = getattr(typed, option.name)
+        if value is not None:
+            options[option.name] = value
+    sampling = Sampling(**options)
     sampling.check(lambda name: f"--{name.replace('_', '-')} ")
-    return sampling if given else None
+    return sampling if options else None
 
 
 def is_language_model(state: LearnedState) -> bool:

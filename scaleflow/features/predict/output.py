@@ -163,7 +163,8 @@ def check_schema(output: Output, kept: Any, predicted: Any) -> Any:
     if twice:
         raise ConfigError(f"--keep {', '.join(twice)}: the predictions have a column of that name; leave it out")
     schema = pyarrow.schema([*kept, *predicted])
-    if output.is_csv and (nested := [field for field in schema if types.is_nested(field.type)]):
+    nested = [field for field in schema if types.is_nested(field.type)]
+    if output.is_csv and nested:
         raise ConfigError(
             f"--output {output.path}: the column {nested[0].name} has lists, which a CSV file cannot hold; use a "
             ".parquet file"

@@ -90,7 +90,8 @@ class FileRows:
     ) -> None:
         self._counts = counts
         self._read = read
-        self._files, self._firsts = list(counts), list[int]()
+        self._files = list(counts)
+        self._firsts: list[int] = []
 
     def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
         place = 0
@@ -104,7 +105,7 @@ class FileRows:
                 first = max(place, skip)
                 end = place + len(table)
                 if first < end:
-                    faults = {place + row: why for row, why in malformed.items() if place + row >= first}
+                    faults = {place + row: fault for row, fault in malformed.items() if place + row >= first}
                     yield RowBatch(first, table.slice(first - place), faults)
                 place = end
 
@@ -124,15 +125,25 @@ def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | Non
         parts.append(batch.table)
         faults |= batch.faults
         waiting += len(batch.table)
-        while waiting >= (size := min(largest, shard_rows - place % shard_rows if shard_rows else largest)):
+        size = limit_to_shard(place, largest, shard_rows)
+        while waiting >= size:
             table = pyarrow.concat_tables(parts)
-            yield RowBatch(place, table.slice(0, size), {at: why for at, why in faults.items() if at < place + size})
-            place = place + size
-            waiting = waiting - size
+            end = place + size
+            yield RowBatch(place, table.slice(0, size), {at: fault for at, fault in faults.items() if at < end})
+            faults = {at: fault for at, fault in faults.items() if at >= end}
             parts = [table.slice(size)]
-            faults = {at: why for at, why in faults.items() if at >= place}
+            place = end
+            waiting -= size
+            size = limit_to_shard(place, largest, shard_rows)
     if waiting:
         yield RowBatch(place, pyarrow.concat_tables(parts), faults)
+
+
+def limit_to_shard(place: int, largest: int, shard_rows: int | None) -> int:
+    """Returns how many rows from `place` on are one batch: at most `largest`, and no more than the shard has left."""
+    if not shard_rows:
+        return largest
+    return min(largest, shard_rows - place % shard_rows)
 
 
 def to_word(value: Any) -> str | None:
@@ -151,7 +162,8 @@ MAX_NAMED = 20
 def name_columns(names: Sequence[str], missing: str, others: Collection[str] = ()) -> str:
     """Returns the columns of a table as text, for a message about a `missing` one. Suggests a similar name."""
     similar = find_similar(missing, [name for name in names if name not in others])
-    return f"{f'did you mean {similar}? The' if similar else 'the'} table has {format_columns(names)}"
+    start = f"did you mean {similar}? The" if similar else "the"
+    return f"{start} table has {format_columns(names)}"
 
 
 def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> dict[str, list[str]]:
@@ -171,19 +183,7 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
     """
     inputs = name_leaves(state.inputs)
     if "" not in inputs:
-        if selected:
-            raise ConfigError(
-                f"--columns: this model takes columns by name: {format_columns(list(inputs))}; leave it out"
-            )
-        missing = [name for name in inputs if name not in schema.names]
-        if missing:
-            raise ConfigError(
-                f"--input: there is no column {format_columns(missing)}, which the model takes; "
-                f"{name_columns(schema.names, missing[0], others=inputs)}"
-            )
-        for name, described in inputs.items():
-            check_type(name, schema.field(name).type, described, takes_pictures=name in state.pictures)
-        return {name: [name] for name in inputs}
+        return match_named_columns(inputs, state, schema, selected)
     missing = [name for name in selected if name not in schema.names]
     if missing:
         raise ConfigError(
@@ -206,6 +206,23 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
             f"{format_columns(columns)}; name those of the model, in its order, with --columns"
         )
     return {"": columns}
+
+
+def match_named_columns(
+    inputs: Mapping[str, Inputs], state: LearnedState, schema: Any, selected: Sequence[str]
+) -> dict[str, list[str]]:
+    """Returns the table's column for each input with a name. Raises ConfigError as `match_columns` does."""
+    if selected:
+        raise ConfigError(f"--columns: this model takes columns by name: {format_columns(list(inputs))}; leave it out")
+    missing = [name for name in inputs if name not in schema.names]
+    if missing:
+        raise ConfigError(
+            f"--input: there is no column {format_columns(missing)}, which the model takes; "
+            f"{name_columns(schema.names, missing[0], others=inputs)}"
+        )
+    for name, described in inputs.items():
+        check_type(name, schema.field(name).type, described, takes_pictures=name in state.pictures)
+    return {name: [name] for name in inputs}
 
 
 def describe_in_words(described: Inputs, takes_pictures: bool = False) -> str:
@@ -270,7 +287,9 @@ class InputForm:
     @cached_property
     def readers(self) -> dict[str, ColumnReader]:
         """Readers of the columns that the run took for numbers, categories, texts or dates."""
-        words = {name: to_words(each.learned) or () for name, each in self.state.preprocessing.items()}
+        words = {}
+        for name, preprocessing in self.state.preprocessing.items():
+            words[name] = to_words(preprocessing.learned) or ()
         return make_readers(self.state.reading, words)
 
     def find_reader(self, column: str) -> ColumnReader:
@@ -279,13 +298,13 @@ class InputForm:
     @cached_property
     def filled(self) -> dict[str, bool | None]:
         """Inputs whose missing values the model replaces, and whether training had such values; None: unknown."""
-        found: dict[str, bool | None] = {}
-        for name, each in self.state.preprocessing.items():
-            if not each.path.startswith("scaleflow."):  # own preprocessing may replace them
-                found[name] = None
-            elif self.find_reader(name).kind in FILLED and isinstance(each.learned, dict):
-                found[name] = bool(each.learned.get("missing"))
-        return found
+        filled: dict[str, bool | None] = {}
+        for name, preprocessing in self.state.preprocessing.items():
+            if not preprocessing.path.startswith("scaleflow."):  # own preprocessing may replace them
+                filled[name] = None
+            elif self.find_reader(name).kind in FILLED and isinstance(preprocessing.learned, dict):
+                filled[name] = bool(preprocessing.learned.get("missing"))
+        return filled
 
     @property
     def categories(self) -> list[str]:
@@ -295,5 +314,5 @@ class InputForm:
     @property
     def many_words(self) -> Collection[str]:
         """Inputs with a vocabulary cut to the most frequent words of training."""
-        found = self.state.reading.get("many_words")
-        return found if isinstance(found, dict) else ()
+        many_words = self.state.reading.get("many_words")
+        return many_words if isinstance(many_words, dict) else ()

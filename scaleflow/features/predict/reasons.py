@@ -22,7 +22,9 @@ MAX_COLUMNS = 1000
 
 def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explainer:
     """Returns the explainer of a model's predictions. Raises ConfigError if they cannot be explained."""
-    inputs = {name: (tuple(each.shape), each.dtype) for name, each in name_leaves(state.inputs).items()}
+    inputs = {}
+    for name, described in name_leaves(state.inputs).items():
+        inputs[name] = (tuple(described.shape), described.dtype)
     try:
         return Explainer(inputs, predicted.outputs, state.schema)
     except ValueError as error:
@@ -33,27 +35,32 @@ def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explain
 class ExtendedColumns(PredictionColumns):
     """The columns of predictions, and further ones: reasons, or a layer's values."""
 
-    more: Mapping[str, Array] = field(default_factory=dict)  # arrays without rows, by name
+    extra: Mapping[str, Array] = field(default_factory=dict)  # arrays without rows, by name
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
-        found = super().convert({name: values[name] for name in self.outputs})
-        for key, empty in self.more.items():
+        columns = super().convert({name: values[name] for name in self.outputs})
+        for key, empty in self.extra.items():
             name = key.removeprefix(LAYER)
-            each = values.get(key, empty)
+            array = values.get(key, empty)
             is_wide = max(empty.shape) > MAX_COLUMNS
-            added = {name: to_column(each)} if is_wide else spread(name, each, None)
-            twice = found.keys() & added.keys()
+            added = {name: to_column(array)} if is_wide else spread(name, array, None)
+            twice = columns.keys() & added.keys()
             if twice:
                 raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")
-            found |= added
-        return found
+            columns |= added
+        return columns
 
 
 def describe_cost(explainer: Explainer) -> str:
     """Returns a note with the cost of the reasons, and the typical row that they are measured from."""
-    shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in explainer.typical.items()]
-    typical = f"; {TYPICAL} is that for a typical row of the training ({join_first(shown)})" if shown else ""
-    return f"--explain: {explainer.cost}{typical}"
+    typical_values = []
+    for name, value in explainer.typical.items():
+        text = value if isinstance(value, str) else format_number(float(value))
+        typical_values.append(f"{name}={text}")
+    note = f"--explain: {explainer.cost}"
+    if typical_values:
+        note += f"; {TYPICAL} is that for a typical row of the training ({join_first(typical_values)})"
+    return note
 
 
 class ExplainingModel:

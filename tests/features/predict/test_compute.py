@@ -259,7 +259,9 @@ def compute_with_layer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     distributed.add_layer(folder / "model.keras", "size")
     x = np.ones((3, 2), np.float32)
     found = distributed.predict({"": x}, str)
-    columns = ExtendedColumns({name: Outputs("regression", (1,)) for name in ("size", "other")}, more=distributed.more)
+    columns = ExtendedColumns(
+        {name: Outputs("regression", (1,)) for name in ("size", "other")}, extra=distributed.extra
+    )
     return columns.convert(found), {name: np.asarray(each) for name, each in model(x).items()}
 
 
