@@ -83,7 +83,7 @@ class SplitSample:
 def sample_split(
     source: Source,
     examples: Rows,
-    few: Any,
+    raw_sample: Any,
     most: tuple[int, int] = (MAX_EXAMPLES, MAX_VALUES),
     reads_all: bool = False,
 ) -> SplitSample:
@@ -92,12 +92,12 @@ def sample_split(
     Args:
         source: describes the inputs and outputs.
         examples: the split, before its preprocessing.
-        few: some of its raw inputs. Their size decides on the number of examples.
+        raw_sample: some of its raw inputs. Their size decides on the number of examples.
         most: the maximum number of examples, and of values in all of them.
         reads_all: whether a stream that is not in memory is read to its end. Otherwise, its first examples are read.
     """
     max_examples, max_values = most
-    leaves = name_leaves(few).values()
+    leaves = name_leaves(raw_sample).values()
     values_per_example = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(max_examples, max(MIN_EXAMPLES, int(max_values / max(1.0, values_per_example))))
     places, (inputs, targets, *_) = examples.read_spread(count, reads_all)

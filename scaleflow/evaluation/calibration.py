@@ -30,7 +30,7 @@ FACTORS = 0.01, 100.0
 ROUNDING = 1e-9
 
 #: The minimum number of rows per class to choose a calibration or a threshold.
-FEWEST = 10
+MIN_CLASS_ROWS = 10
 
 
 def fit_calibration(target: Array, logits: Array, weights: Array) -> tuple[float, float] | None:

@@ -36,7 +36,7 @@ class ReadData:
     #: The splits by name, training first. In an evaluation, only the evaluated split.
     splits: Mapping[str, Rows]
     #: The raw inputs of a few examples.
-    few: Any
+    raw_sample: Any
     #: A sample of the training split, as columns. None in workers other than the chief, and if `earlier` is set.
     sample: SplitSample | None = None
     #: The data schema of the earlier run that is resumed or evaluated; empty if it has none. None: a new run.

@@ -200,7 +200,7 @@ def learn_classes(
     """Returns the outputs with the calibration and the thresholds of answers and sets, and notes about them."""
     import numpy as np
 
-    from scaleflow.evaluation.calibration import FEWEST, find_set_threshold, fit_calibration
+    from scaleflow.evaluation.calibration import MIN_CLASS_ROWS, find_set_threshold, fit_calibration
     from scaleflow.serving.prediction_columns import compute_probabilities
 
     is_binary = described.kind == "binary"
@@ -208,11 +208,11 @@ def learn_classes(
     logits = logits.reshape(-1) if is_binary else logits
     target = (values["/target"].reshape(-1) > 0.5 if is_binary else values["/target"].reshape(-1)).astype(np.int64)
     counts = np.bincount(target[weights > 0], minlength=1)
-    is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < FEWEST
+    is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < MIN_CLASS_ROWS
     notes: list[str] = []
     if is_rare and options.learned != ["evaluation.sets"]:
         keys = ", ".join(each for each in options.learned if each != "evaluation.sets")
-        notes.append(f"{keys}: nothing is learned, as a class has fewer than {FEWEST} validation rows")
+        notes.append(f"{keys}: nothing is learned, as a class has fewer than {MIN_CLASS_ROWS} validation rows")
     elif options.calibrate:
         calibration = fit_calibration(target, logits, weights)
         if calibration is None:

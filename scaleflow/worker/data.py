@@ -97,7 +97,7 @@ def make_look(
             plan=plan,
             source=source,
             splits=splits.by_name(),
-            few=splits.sample,
+            raw_sample=splits.sample,
             sample=sample,
             earlier=known or None,
             workers=workers,

@@ -125,7 +125,7 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
         plan=plan,
         source=source,
         splits={split: raw},
-        few=splits.sample,
+        raw_sample=splits.sample,
         earlier=earlier.state.schema,
         workers=runtime.worker_sync,
         emit=emit,

@@ -43,7 +43,7 @@ def make_data(emit: Callable[[Any], None]) -> ReadData:
         plan=nothing,
         source=nothing,
         splits={"train": nothing},
-        few=None,
+        raw_sample=None,
         workers=nothing,
         emit=emit,
         emit_late=emit,

@@ -82,9 +82,11 @@ def main(words: list[str]) -> Outcome:
         plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
         checked = look_at_data(plan, schema, typed.examples, report=report, display=display, stop=stop)
-        counted = [each for each in checked.findings if LEVELS.index(each["level"]) >= LEVELS.index(typed.level)]
+        least = LEVELS.index(typed.level)
+        counted = [finding for finding in checked.findings if LEVELS.index(finding["level"]) >= least]
         values = {"findings": checked.findings, "splits": checked.splits, "report": str(report.absolute())}
-        values |= {"error": f"{len(counted)} of the findings are a {typed.level} or worse"} if counted else {}
+        if counted:
+            values["error"] = f"{len(counted)} of the findings are a {typed.level} or worse"
         display.print_summary([*describe_checked(checked), ("report", str(report))])
     return Outcome(FAILED if counted else FINISHED, lambda: values)
 
@@ -144,17 +146,17 @@ def look_at_data(
 
 def describe_checked(checked: DataChecked) -> list[tuple[str, str]]:
     """Returns the summary at the end of the command, as (label, text)."""
-    rows = [
-        (
-            split,
-            f"{each['looked_at']:,} of {each['examples']:,} examples"
-            if each["looked_at"] < each["examples"]
-            else f"{each['examples']:,} examples",
-        )
-        for split, each in checked.splits.items()
-    ]
-    found = [(each["level"], to_printable(f"{each['text']} ({each['because']})")) for each in checked.findings]
-    return [*rows, *(found or [("findings", "none")])]
+    rows = []
+    for split, counts in checked.splits.items():
+        examples = f"{counts['examples']:,} examples"
+        if counts["looked_at"] < counts["examples"]:
+            examples = f"{counts['looked_at']:,} of {examples}"
+        rows.append((split, examples))
+    for finding in checked.findings:
+        rows.append((finding["level"], to_printable(f"{finding['text']} ({finding['because']})")))
+    if not checked.findings:
+        rows.append(("findings", "none"))
+    return rows
 
 
 @in_typed_folder

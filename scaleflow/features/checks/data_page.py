@@ -19,6 +19,9 @@ MAX_CHARTS = 24
 MAX_CLASSES = 6
 MAX_BARS = 12
 
+#: Maximum number of frequent values in the table of columns.
+MAX_FREQUENT = 5
+
 #: Rows in the table of examples, and pictures per class.
 SHOWN_ROWS = 10
 SHOWN_PICTURES = 8
@@ -49,7 +52,11 @@ def make_data_page(
         pictures: by class, or those of all examples: [n, height, width, channels] uint8.
     """
     train = next(iter(samples.values()))
-    looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
+    looked_at = []
+    splits = []
+    for split, sample in samples.items():
+        looked_at.append(f"{len(sample):,} of {sample.examples:,} examples of {split}")
+        splits.append({"split": split, "examples": sample.examples, "looked_at": len(sample)})
     schema = make_schema(train)
     hidden = len(train.columns) - MAX_CHARTS
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
@@ -59,17 +66,19 @@ def make_data_page(
         caption = "by class"
     elif len(samples) > 1:
         caption = "by split"
-    splits = [{"split": name, "examples": each.examples, "looked_at": len(each)} for name, each in samples.items()]
-    addresses = {name: to_data_address(draw_sheet(each[:SHOWN_PICTURES])) for name, each in pictures.items()}
-    sheets = [make_charts([Drawing("", name, f'<img src="{each}" alt="">')]) for name, each in addresses.items()]
+    columns = [describe_row(name, column) for name, column in schema["columns"].items()]
+    sheets = []
+    for name, shown in pictures.items():
+        address = to_data_address(draw_sheet(shown[:SHOWN_PICTURES]))
+        sheets.append(make_charts([Drawing("", name, f'<img src="{address}" alt="">')]))
     return make_page(
         title,
-        looked,
+        ", ".join(looked_at),
         [
             compose_section("Findings", *list_by_level(findings)),
             compose_section("Splits", make_table(splits)),
             compose_section("Targets", make_charts(draw_targets(samples))),
-            compose_section("Columns", make_table([describe_row(*each) for each in schema["columns"].items()])),
+            compose_section("Columns", make_table(columns)),
             compose_section(f"Distributions {caption}".strip(), make_charts(draw_columns(samples, by_class)), more),
             compose_section("Examples", "".join(sheets), make_table(list_examples(train))),
         ],
@@ -78,17 +87,17 @@ def make_data_page(
 
 def sort_findings(findings: Sequence[DataFinding]) -> list[DataFinding]:
     """Returns the findings, the worst first."""
-    return sorted(findings, key=lambda each: -LEVELS.index(each.level))
+    return sorted(findings, key=lambda finding: -LEVELS.index(finding.level))
 
 
 def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
     """Returns the findings as HTML lists with headings, one list per level."""
-    listed = []
+    lists = []
     for level in reversed(LEVELS):
-        found = [each for each in findings if each.level == level]
-        if found:
-            listed.append(f"<h3>{HEADINGS[level]}</h3>{make_findings(found)}")
-    return listed or [make_findings([])]
+        of_level = [finding for finding in findings if finding.level == level]
+        if of_level:
+            lists.append(f"<h3>{HEADINGS[level]}</h3>{make_findings(of_level)}")
+    return lists or [make_findings([])]
 
 
 def pick_target(sample: SplitSample) -> str | None:
@@ -102,11 +111,21 @@ def pick_target(sample: SplitSample) -> str | None:
 def describe_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the table row of a column, made from its entry in the schema."""
     values = column.get("values", {})
-    shown = ", ".join(f"{shorten_name(each)} ({count:,})" for each, count in list(values.items())[:5])
-    row = {"column": name, "is": column["kind"], "shape": " x ".join(map(str, column.get("shape", ())))}
-    row |= {"missing": f"{column['missing']:.1%}" if column["missing"] else "", "distinct": column.get("distinct")}
-    row |= {key: column.get(key) for key in ("min", "mean", "max", "deviation")}
-    return row | {"most_frequent": shown + (", ..." if len(values) > 5 else "")}
+    frequent = [f"{shorten_name(value)} ({count:,})" for value, count in list(values.items())[:MAX_FREQUENT]]
+    if len(values) > MAX_FREQUENT:
+        frequent.append("...")
+    return {
+        "column": name,
+        "is": column["kind"],
+        "shape": " x ".join(map(str, column.get("shape", ()))),
+        "missing": f"{column['missing']:.1%}" if column["missing"] else "",
+        "distinct": column.get("distinct"),
+        "min": column.get("min"),
+        "mean": column.get("mean"),
+        "max": column.get("max"),
+        "deviation": column.get("deviation"),
+        "most_frequent": ", ".join(frequent),
+    }
 
 
 def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
@@ -114,18 +133,23 @@ def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
 
     Empty without such columns.
     """
+    shown = {f"target {name}".strip(): values for name, values in sample.targets.items()}
+    for name, values in sample.columns.items():
+        if values.ndim == 1:
+            shown[name] = values
+    if len(shown) <= len(sample.targets):
+        return []
     rows = []
     for n in range(min(SHOWN_ROWS, len(sample))):
-        values = {f"target {name}".strip(): each[n] for name, each in sample.targets.items()}
-        values |= {name: each[n] for name, each in sample.columns.items() if each.ndim == 1}
-        rows.append({name: shorten_value(value) for name, value in values.items()})
-    return rows if any(len(row) > len(sample.targets) for row in rows) else []
+        rows.append({name: shorten_value(values[n]) for name, values in shown.items()})
+    return rows
 
 
 def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
     """Yields a chart of each target's distribution, by split."""
-    for name in next(iter(samples.values())).targets:
-        groups = {split: each.targets[name] for split, each in samples.items() if name in each.targets}
+    train = next(iter(samples.values()))
+    for name in train.targets:
+        groups = {split: sample.targets[name] for split, sample in samples.items() if name in sample.targets}
         kind = CATEGORY if next(iter(groups.values())).dtype == object else NUMBER
         yield from draw_column(f"target {name}".strip(), kind, groups)
 
@@ -138,35 +162,48 @@ def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> It
     for column, values in list(train.columns.items())[:MAX_CHARTS]:
         kind = train.kinds[column]
         if by_class is None:
-            groups = {split: each.columns[column] for split, each in samples.items() if column in each.columns}
+            groups = {split: sample.columns[column] for split, sample in samples.items() if column in sample.columns}
         else:
             classes = train.targets[by_class]
-            groups = {each or "missing": values[classes == each] for each in sorted(set(classes.tolist()))}
+            groups = {name or "missing": values[classes == name] for name in sorted(set(classes.tolist()))}
         if kind is not DATE:
             yield from draw_column(column, kind, groups)
 
 
 def draw_column(name: str, kind: ColumnKind, groups: Mapping[str, Array]) -> Iterator[Drawing]:
+    """Yields the chart of a column, with a strip for each group of its values. Yields none without a known number."""
     if kind.reduce is None:
-        counts = {group: Counter(map(str, values.tolist())) for group, values in groups.items()}
-        shown = [each for each, _ in sum(counts.values(), Counter[str]()).most_common(MAX_BARS)]
-        heights = {group: np.array([found[each] for each in shown]) / found.total() for group, found in counts.items()}
-        ticks = [((n + 0.5) / len(shown), shorten_name(each or "missing")) for n, each in enumerate(shown)]
-        yield Drawing("", name, draw_strips(name, heights, ticks, is_turned=True))
+        yield draw_categories(name, groups)
         return
-    reduced = {group: kind.reduce(values) for group, values in groups.items()}
-    known = {group: values[np.isfinite(values)] for group, values in reduced.items()}
+    known = {}
+    for group, values in groups.items():
+        numbers = kind.reduce(values)
+        known[group] = numbers[np.isfinite(numbers)]
     joined = np.concatenate(list(known.values()))
     if not len(joined):
         return
     low, high = map(float, np.quantile(joined, ENDS))
     edges = np.linspace(low, high if high > low else low + 1, RANGES + 1)
-    heights = {
-        group: np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(1, len(values))
-        for group, values in known.items()
-    }
+    heights = {}
+    for group, numbers in known.items():
+        counts, _ = np.histogram(np.clip(numbers, edges[0], edges[-1]), edges)
+        heights[group] = counts / max(1, len(numbers))
     ticks = [(place, format_number(low + place * (edges[-1] - low))) for place in (0.0, 0.5, 1.0)]
     yield Drawing("", name, draw_strips(name, heights, ticks), caption=kind.measure)
+
+
+def draw_categories(name: str, groups: Mapping[str, Array]) -> Drawing:
+    """Draws the shares of the most frequent categories, with a strip for each group of values."""
+    counts = {group: Counter(map(str, values.tolist())) for group, values in groups.items()}
+    total = sum(counts.values(), Counter[str]())
+    categories = [category for category, _ in total.most_common(MAX_BARS)]
+    heights = {}
+    for group, of_group in counts.items():
+        heights[group] = np.array([of_group[category] for category in categories]) / of_group.total()
+    ticks = []
+    for n, category in enumerate(categories):
+        ticks.append(((n + 0.5) / len(categories), shorten_name(category or "missing")))
+    return Drawing("", name, draw_strips(name, heights, ticks, is_turned=True))
 
 
 def draw_strips(

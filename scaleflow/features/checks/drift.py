@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -30,9 +30,9 @@ CHANCE = 0.999
 #: Added to each count, because the index of an empty bin is infinite (Jeffreys).
 HALF = 0.5
 
-#: Values outside the range, or missing if none were missing before, are drift above SHARE of all and about FEWEST.
+#: Values outside the range, or missing if none were missing before, are drift above SHARE of all and about MIN_VALUES.
 SHARE = 0.01
-FEWEST = 5
+MIN_VALUES = 5
 
 #: More missing values are drift if their share grew by MORE_MISSING and by ERRORS standard errors.
 MORE_MISSING = 0.1
@@ -123,11 +123,11 @@ class DriftCounter:
         self._ends[name] = min(low, float(numbers.min())), max(high, float(numbers.max()))
 
     def _add_categories(self, name: str, known: Mapping[str, Any], values: Array) -> None:
-        found = Counter(str(value)[:MAX_LETTERS] for value in values.tolist())
-        self._missing[name] += found.pop("", 0)
+        occurring = Counter(str(value)[:MAX_LETTERS] for value in values.tolist())
+        self._missing[name] += occurring.pop("", 0)
         places = {value: n for n, value in enumerate(known["values"])}
         counts = self._counts.setdefault(name, np.zeros(len(places) + 1, np.int64))
-        for value, count in found.items():
+        for value, count in occurring.items():
             counts[places.get(value, len(places))] += count
             if value not in places:
                 rest = self._unlisted if known["others"] else self._unseen
@@ -145,9 +145,10 @@ class DriftCounter:
             if name in self._unseen:
                 yield describe_unseen(name, self._unseen[name], total, known=known)
             missing = self._missing[name] / total
-            is_more = missing > known["missing"] + MORE_MISSING or (
-                not known["missing"] and missing > SHARE and self._missing[name] >= FEWEST
-            )
+            if known["missing"]:
+                is_more = missing > known["missing"] + MORE_MISSING
+            else:
+                is_more = missing > MORE_MISSING or (missing > SHARE and self._missing[name] >= MIN_VALUES)
             if is_more and exceeds_chance(known["missing"], self._rows, now=missing, total=total):
                 text = f"{name}: {missing:.1%} of the values are missing, {known['missing']:.1%} in training"
                 because = "10 % more than in training, or above 1 % of none"
@@ -179,8 +180,8 @@ class DriftCounter:
                 break
             before = np.append(before, count_before)
             now = np.append(now, count)
-            rest_before = rest_before - count_before
-            rest_now = rest_now - count
+            rest_before -= count_before
+            rest_now -= count
         return compute_stability(before, now, looks=self._looks, rest=(rest_before, rest_now), least_before=least)
 
     def _find_shift(self, name: str, known: Mapping[str, Any]) -> Iterator[DataFinding]:
@@ -190,11 +191,13 @@ class DriftCounter:
         index, limit = self._compare_histograms(name, known, counts)
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
-            because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
+            because = f"an index above {limit:.2f}"
+            if limit > STABILITY:
+                because += ", since there are few rows"
             yield DataFinding("drift", DRIFT, text, because=because, columns=[name])
         outside = self._outside[name]
         total = self._total[name]
-        if "counts" in known and outside > max(FEWEST, SHARE * total, limit_by_chance(sum(known["counts"]), total)):
+        if "counts" in known and outside > max(MIN_VALUES, SHARE * total, limit_by_chance(sum(known["counts"]), total)):
             low, high = self._ends[name]
             seen = f"{format_number(known['min'])} to {format_number(known['max'])}"
             text = (
@@ -230,7 +233,7 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     counts = list(known["values"].values())
     rows = max(1, sum(counts))
     expected = total * counts.count(1) / rows
-    is_much = unseen.total() > max(SHARE * total, FEWEST + 2 * expected + ERRORS * math.sqrt(expected))
+    is_much = unseen.total() > max(SHARE * total, MIN_VALUES + 2 * expected + ERRORS * math.sqrt(expected))
     level = DRIFT if is_much and exceeds_chance(0.0, rows, now=unseen.total() / total, total=total) else HINT
     because = "a category that training did not have; drift above 1 %"
     return DataFinding("unseen", level, text, because=because, columns=[name])
@@ -316,14 +319,18 @@ def compare_sample(
 
     `label` begins the texts. `looks` is the argument of `DriftCounter`.
     """
-    targets = {f"target {name}".strip(): values for name, values in sample.targets.items()}
-    counter = DriftCounter({**schema, "columns": {**schema.get("columns", {}), **schema.get("targets", {})}}, looks)
-    for name, values in {**sample.columns, **targets}.items():
+    known = {**schema.get("columns", {}), **schema.get("targets", {})}
+    counter = DriftCounter({**schema, "columns": known}, looks)
+    added = dict(sample.columns)
+    for name, values in sample.targets.items():
+        added[f"target {name}".strip()] = values
+    for name, values in added.items():
         counter.add(name, values)
-    found = [*compare_columns(schema, sample.kinds), *counter.find()]
-    return [DataFinding(f.rule, f.level, f"{label}{f.text}", because=f.because, columns=f.columns) for f in found]
+    findings = [*compare_columns(schema, sample.kinds), *counter.find()]
+    return [replace(finding, text=f"{label}{finding.text}") for finding in findings]
 
 
 def select_level(findings: Collection[DataFinding], level: str) -> list[DataFinding]:
     """Returns the findings of at least this level."""
-    return [each for each in findings if LEVELS.index(each.level) >= LEVELS.index(level)]
+    least = LEVELS.index(level)
+    return [finding for finding in findings if LEVELS.index(finding.level) >= least]

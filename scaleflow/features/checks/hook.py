@@ -10,7 +10,7 @@ from typing import Any
 
 from scaleflow.dataset.schema import SplitSample, sample_split
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.features.checks.drift import DRIFT, LEVELS, DataFinding, compare_sample, select_level
+from scaleflow.features.checks.drift import DRIFT, HINT, LEVELS, DataFinding, compare_sample, select_level
 from scaleflow.features.checks.rules import find_duplicates, find_faults
 from scaleflow.features.checks.together import find_together
 from scaleflow.interfaces import DivisionKeys, Rows, Source, Split
@@ -22,7 +22,7 @@ from scaleflow.worker.data import tell_unread
 TOGETHER = ("groups", "time drift", "duplicates across splits")
 
 #: Maximum number of findings that a run reports.
-MAX_TOLD = 5
+MAX_FINDINGS_SHOWN = 5
 
 
 class DataChecks(WorkerHook):
@@ -36,11 +36,11 @@ class DataChecks(WorkerHook):
 
         def find() -> str:  # on the chief
             try:
-                found = find_in_data(data)
+                findings = find_in_data(data)
             except Exception as error:  # odd data must not end a run
                 traceback.print_exc()
                 return json.dumps({"error": read_reason(error)})
-            return json.dumps({"findings": [asdict(each) for each in found]})
+            return json.dumps({"findings": [asdict(finding) for finding in findings]})
 
         answer = json.loads(data.workers.from_chief(find))
         check = data.plan.dataset.check
@@ -48,22 +48,22 @@ class DataChecks(WorkerHook):
             tell_unread(answer["error"], check, data.emit_late)
             return {}
         findings = answer["findings"]
-        tell_findings(findings, check, data.emit)
+        report_findings(findings, check, data.emit)
         if data.earlier is not None:
             return {}
-        return {"together": [each for each in findings if each["rule"] in TOGETHER]}
+        return {"together": [finding for finding in findings if finding["rule"] in TOGETHER]}
 
 
 def find_in_data(data: ReadData) -> list[DataFinding]:
     """Returns the faults of new data. If the run continues an earlier one, returns the drift since that one instead."""
     if data.earlier is None:
-        return find_told(data)
+        return check_training_split(data)
     examples = next(iter(data.splits.values()))
-    return compare_split(data.earlier, data.source, examples, few=data.few)
+    return compare_split(data.earlier, data.source, examples, data.raw_sample)
 
 
-def find_told(data: ReadData) -> list[DataFinding]:
-    """Returns faults and drift of the training split.
+def check_training_split(data: ReadData) -> list[DataFinding]:
+    """Returns faults of the training split, and rows that it shares with the test split.
 
     Returns nothing for a stream read in order: its first examples may not be typical of the rest.
     """
@@ -72,50 +72,70 @@ def find_told(data: ReadData) -> list[DataFinding]:
     assert sample is not None  # a new run has one on the chief
     if not train.is_spread:
         return []
-    parts = {name: each for name, each in data.splits.items() if name == "train" or each is not train}
-    samples = {"train": sample, **sample_judge(data.source, parts, few=data.few, is_table=sample.is_table)}
-    together = find_together_in(samples, parts, data.plan.dataset.split)
-    found = [*together, *(find_duplicates(samples) if len(samples) > 1 else ())]
-    return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
+    splits = {}
+    for name, rows in data.splits.items():
+        if name == "train" or rows is not train:  # a split may be the training split again
+            splits[name] = rows
+    samples = {"train": sample}
+    if sample.is_table:
+        samples |= sample_test_split(data.source, splits, data.raw_sample)
+    findings = find_together_in(samples, splits, data.plan.dataset.split)
+    if len(samples) > 1:
+        findings += find_duplicates(samples)
+    findings += find_faults(sample, with_hints=False)
+    return select_level(findings, DRIFT)
 
 
-def sample_judge(source: Source, parts: Mapping[str, Rows], few: Any, is_table: bool) -> dict[str, SplitSample]:
-    """Returns a sample of a table's test split, or else of its validation split, by its name. Empty for other data."""
-    name = next((name for name in ("test", "validation") if name in parts), None)
-    return {name: sample_split(source, parts[name], few)} if is_table and name is not None else {}
+def sample_test_split(source: Source, splits: Mapping[str, Rows], raw_sample: Any) -> dict[str, SplitSample]:
+    """Returns a sample of the test split, or else of the validation split, by its name; empty without either."""
+    for name in ("test", "validation"):
+        if name in splits:
+            return {name: sample_split(source, splits[name], raw_sample)}
+    return {}
 
 
-def find_together_in(samples: Mapping[str, SplitSample], parts: Mapping[str, Rows], rule: Split) -> list[DataFinding]:
-    """Finds rows that belong together but were divided, in samples of the splits `parts`."""
-    keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
-    return list(find_together(samples, sum(map(len, parts.values())), rule, keys=keys))
+def find_together_in(samples: Mapping[str, SplitSample], splits: Mapping[str, Rows], rule: Split) -> list[DataFinding]:
+    """Finds rows that belong together but were divided, in samples of `splits`."""
+    keys = {name: DivisionKeys.of(rows) for name, rows in splits.items()}
+    count = sum(len(rows) for rows in splits.values())
+    return list(find_together(samples, count, rule, keys=keys))
 
 
-def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
+def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, raw_sample: Any) -> list[DataFinding]:
     """Returns how a split differs from a run's training split: drift, faults, and unseen categories of any level.
 
-    `examples` is the split before preprocessing. `few` is a few of its raw inputs.
+    `examples` is the split before preprocessing. `raw_sample` has the raw inputs of some examples.
     """
     if not schema or not examples.is_spread:
         return []
-    found = compare_sample(schema, sample_split(source, examples, few))
-    return [each for each in found if LEVELS.index(each.level) >= LEVELS.index(DRIFT) or each.rule == "unseen"]
+    serious = []
+    for finding in compare_sample(schema, sample_split(source, examples, raw_sample)):
+        if LEVELS.index(finding.level) >= LEVELS.index(DRIFT) or finding.rule == "unseen":
+            serious.append(finding)
+    return serious
 
 
-def tell_findings(findings: Sequence[Mapping[str, Any]], check: str, emit: Emit) -> None:
+def report_findings(findings: Sequence[Mapping[str, Any]], check: str, emit: Emit) -> None:
     """Reports findings as notes. Raises ConfigError for `dataset.check=refuse` if one is worse than a hint."""
-    told = [f"{each['text']} ({each['because']})" for each in findings]
-    refused = [text for text, each in zip(told, findings, strict=True) if each["level"] != "hint"]
+    texts = []
+    refused = []
+    for finding in findings:
+        text = f"{finding['text']} ({finding['because']})"
+        texts.append(text)
+        if finding["level"] != HINT:
+            refused.append(text)
     if refused and check == "refuse":
         more = f", and {count_more(refused[1:])}" if len(refused) > 1 else ""
         raise ConfigError(
             f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn goes on"
         )
-    for text in told[:MAX_TOLD]:
+    for text in texts[:MAX_FINDINGS_SHOWN]:
         emit(Note(f"dataset.check: {text}"))
-    if len(told) > MAX_TOLD:
-        emit(Note(f"dataset.check: {count_more(told[MAX_TOLD:])}; scaleflow check shows all"))
+    hidden = texts[MAX_FINDINGS_SHOWN:]
+    if hidden:
+        emit(Note(f"dataset.check: {count_more(hidden)}; scaleflow check shows all"))
 
 
 def count_more(texts: Collection[str]) -> str:
-    return f"{len(texts)} more finding{'s' if len(texts) > 1 else ''}"
+    plural = "s" if len(texts) > 1 else ""
+    return f"{len(texts)} more finding{plural}"

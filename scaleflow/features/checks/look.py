@@ -14,7 +14,7 @@ from scaleflow.dataset.schema import SplitSample, make_schema, sample_split
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.features.checks.data_page import make_data_page, sort_findings
 from scaleflow.features.checks.drift import FAULT, HINT, DataFinding, compare_sample
-from scaleflow.features.checks.hook import find_together_in, sample_judge
+from scaleflow.features.checks.hook import find_together_in, sample_test_split
 from scaleflow.features.checks.rules import find_duplicates, find_faults, find_unknown_words
 from scaleflow.interfaces import Plan, Source, Split, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
@@ -64,12 +64,16 @@ def look_at_dataset(
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, examples=examples)
     emit(PhaseBegan(f"looking at {name}"))
-    among = () if schema is not None else find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
-    findings = sort_findings([*among, *left_out, *find_in_samples(samples, schema)])
+    findings: list[DataFinding] = []
+    if schema is None:
+        findings += find_as_runs_do(source, splits, plan.dataset.split, samples=samples)
+    findings += left_out
+    findings += find_in_samples(samples, schema)
+    findings = sort_findings(findings)
     page = make_data_page(f"Data: {name}", findings, samples, pictures=pick_pictures(source, samples["train"]))
     Path(report).write_text(page, encoding="utf-8")
-    counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
-    emit(DataChecked([asdict(each) for each in findings], counts))
+    counts = {split: {"examples": sample.examples, "looked_at": len(sample)} for split, sample in samples.items()}
+    emit(DataChecked([asdict(finding) for finding in findings], counts))
 
 
 def find_as_runs_do(
@@ -77,18 +81,23 @@ def find_as_runs_do(
 ) -> list[DataFinding]:
     """Finds rows that belong together but were divided: first in a run's sample, then by other rules in `samples`."""
     train = sample_split(source, splits.raw["train"], splits.sample)
-    judge = sample_judge(source, splits.raw, few=splits.sample, is_table=train.is_table)
-    found = find_together_in({"train": train, **judge}, splits.raw, rule)
-    rules = {each.rule for each in found}
-    return [*found, *(each for each in find_together_in(samples, splits.raw, rule) if each.rule not in rules)]
+    run_samples = {"train": train}
+    if train.is_table:
+        run_samples |= sample_test_split(source, splits.raw, splits.sample)
+    findings = find_together_in(run_samples, splits.raw, rule)
+    rules = {finding.rule for finding in findings}
+    for finding in find_together_in(samples, splits.raw, rule):
+        if finding.rule not in rules:
+            findings.append(finding)
+    return findings
 
 
 def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> dict[str, SplitSample]:
     """Returns a sample of each split, by name, the training split first. Raises ConfigError if shapes differ."""
     samples = {}
-    for split, each in splits.raw.items():
+    for split, rows in splits.raw.items():
         try:
-            samples[split] = sample_split(source, each, splits.sample, most=(examples, MAX_VALUES), reads_all=True)
+            samples[split] = sample_split(source, rows, splits.sample, most=(examples, MAX_VALUES), reads_all=True)
         except (ValueError, AttributeError) as error:
             raise ConfigError(
                 f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "
@@ -105,8 +114,9 @@ def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
     """
     is_allowed = option == "skip" or (option == "auto" and note.startswith(unlabelled))
     text = note.partition("left out")[2].removeprefix(":").strip()
-    because = f"dataset.on_bad_example={option} {'allows it' if is_allowed else 'leaves none out'}"
-    return DataFinding("unreadable", HINT if is_allowed else FAULT, text, because=because)
+    if is_allowed:
+        return DataFinding("unreadable", HINT, text, because=f"dataset.on_bad_example={option} allows it")
+    return DataFinding("unreadable", FAULT, text, because=f"dataset.on_bad_example={option} leaves none out")
 
 
 def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:
@@ -115,13 +125,16 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
     Without the schema of a run, the other splits are compared with the training split.
     """
     train = samples["train"]
-    found: list[DataFinding] = []
+    findings: list[DataFinding] = []
     known = make_schema(train) if schema is None else schema
     for split, sample in samples.items():
         if schema is not None or split != "train":
-            found += compare_sample(known, sample, f"{split}: " if len(samples) > 1 else "")
-    between = (find_duplicates, find_unknown_words)
-    return [*found, *find_faults(train), *(finding for rule in between for finding in rule(samples))]
+            label = f"{split}: " if len(samples) > 1 else ""
+            findings += compare_sample(known, sample, label)
+    findings += find_faults(train)
+    findings += find_duplicates(samples)
+    findings += find_unknown_words(samples)
+    return findings
 
 
 def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[Any, Any]]:
@@ -129,11 +142,13 @@ def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[A
     classes.
     """
     for name, described in name_leaves(source.inputs).items():
-        if has_pixels(described):
-            pictures = to_pixels(sample.columns[name or "input"][:2000], described.scale)
-            target = next(iter(sample.targets.values()), None)
-            if target is None or target.dtype != object:
-                return {"first examples": pictures[:MAX_SHOWN]}
-            classes = target[: len(pictures)]
-            return {each: pictures[classes == each] for each in sorted(set(classes.tolist()))[:MAX_SHOWN] if each}
+        if not has_pixels(described):
+            continue
+        pictures = to_pixels(sample.columns[name or "input"][:2000], described.scale)
+        target = next(iter(sample.targets.values()), None)
+        if target is None or target.dtype != object:
+            return {"first examples": pictures[:MAX_SHOWN]}
+        classes = target[: len(pictures)]
+        names = sorted(set(classes.tolist()))[:MAX_SHOWN]
+        return {name: pictures[classes == name] for name in names if name}
     return {}

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -57,29 +57,39 @@ def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFindin
     if len(sample) < MIN_ROWS:
         return []
     rules = (*FAULT_RULES, *HINT_RULES) if with_hints else FAULT_RULES
-    return [finding for rule in rules for finding in rule(sample)]
+    findings: list[DataFinding] = []
+    for rule in rules:
+        findings += rule(sample)
+    return findings
 
 
 def is_absent(values: Array) -> Array:
     """Returns which values of a column [n] are missing: [n] bool."""
-    return np.asarray(values == "" if values.dtype == object else ~np.isfinite(values.astype(np.float64)))
+    if values.dtype == object:
+        return np.asarray(values == "")
+    return np.asarray(~np.isfinite(values.astype(np.float64)))
 
 
 def find_constant(sample: SplitSample) -> Iterator[DataFinding]:
-    found = []
+    """Finds columns with one value. Columns that are mostly missing have a rule of their own."""
+    constant = []
     for name, values in sample.list_kind(NUMBER, CATEGORY, TEXT, DATE).items():
         known = values[~is_absent(values)]
         if len(known) and (known == known[0]).all() and len(known) > MOSTLY_MISSING * len(values):
-            found.append(name)
-    if found:
-        text = f"the same value in every row: {join_first(found, MAX_NAMED)}"
-        yield DataFinding("constant column", FAULT, text, because="one distinct value", columns=found)
+            constant.append(name)
+    if constant:
+        text = f"the same value in every row: {join_first(constant, MAX_NAMED)}"
+        yield DataFinding("constant column", FAULT, text, because="one distinct value", columns=constant)
 
 
 def find_copies(sample: SplitSample) -> Iterator[DataFinding]:
+    """Finds columns that are equal to an earlier one in every row."""
     seen: dict[Any, str] = {}
     for name, values in sample.list_kind(NUMBER, CATEGORY, TEXT, DATE).items():
-        key = tuple(values.tolist()) if values.dtype == object else np.nan_to_num(values.astype(np.float64)).tobytes()
+        if values.dtype == object:
+            key: Any = tuple(values.tolist())
+        else:
+            key = np.nan_to_num(values.astype(np.float64)).tobytes()
         first = seen.setdefault(key, name)
         is_constant = len(set(values.tolist())) <= 1
         if first != name and not is_constant:
@@ -120,15 +130,25 @@ def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
     """Finds columns that alone predict a target."""
     for target, answers in sample.targets.items():
         is_class = answers.dtype == object
-        known = answers != "" if is_class else np.isfinite(answers)
-        numbers = np.unique(answers[known].astype(str), return_inverse=True)[1] if is_class else answers[known]
+        if is_class:
+            known = answers != ""
+            _, numbers = np.unique(answers[known].astype(str), return_inverse=True)
+        else:
+            known = np.isfinite(answers)
+            numbers = answers[known]
         for name, values in sample.list_kind(NUMBER, CATEGORY, TEXT, DATE).items():
             score, constant = score_column(values[known], numbers, is_class)
-            wrong, usual = (1 - score, 1 - constant) if is_class else (score, constant)
-            if usual > 0 and wrong <= LEFT_BY_LEAK[is_class] * usual:
-                estimate = f"accuracy {score:.3f}" if is_class else f"mean absolute error {score:.4g}"
-                told = f"the target {target}".strip()
-                text = f"{name} alone tells {told}: {estimate}, a constant {constant:.4g}"
+            if is_class:
+                error = 1 - score
+                constant_error = 1 - constant
+                quality = f"accuracy {score:.3f}"
+            else:
+                error = score
+                constant_error = constant
+                quality = f"mean absolute error {score:.4g}"
+            if constant_error > 0 and error <= LEFT_BY_LEAK[is_class] * constant_error:
+                target_name = f"the target {target}".strip()
+                text = f"{name} alone tells {target_name}: {quality}, a constant {constant:.4g}"
                 because = f"it leaves at most {LEFT_BY_LEAK[is_class]:.0%} of the errors of a constant"
                 yield DataFinding("leak", FAULT, text, because=because, columns=[name])
 
@@ -141,18 +161,20 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
                 text = f"{label}: one value only"
                 yield DataFinding("near-constant target", FAULT, text, because="one distinct value", columns=[label])
             continue
-        counts = Counter(each for each in answers.tolist() if each)
+        counts = Counter(answers.tolist())
+        del counts[""]  # an example without a class
+        if not counts:
+            continue
         total = counts.total()
-        scale = sample.examples / max(1, len(answers))
-        (top, most), *_ = counts.most_common(1) or [("", 0)]
-        if total and most / total > NEAR_CONSTANT:
-            text = f"{label}: {most / total:.1%} of the examples are {top}"
+        scale = sample.examples / len(answers)  # the sample may be a part of the split
+        most_frequent, count = counts.most_common(1)[0]
+        if count / total > NEAR_CONSTANT:
+            text = f"{label}: {count / total:.1%} of the examples are {most_frequent}"
             yield DataFinding("near-constant target", FAULT, text, because="a class of more than 95 %", columns=[label])
-        rare = [
-            f"{name} ({round(count * scale):,})"
-            for name, count in counts.items()
-            if count * scale < MIN_OF_CLASS or count / total < RARE / len(counts)
-        ]
+        rare = []
+        for name, count in counts.items():
+            if count * scale < MIN_OF_CLASS or count / total < RARE / len(counts):
+                rare.append(f"{name} ({round(count * scale):,})")
         if rare and len(counts) > 1:
             text = f"{label}: few examples of {join_first(rare, MAX_NAMED)}"
             because = "fewer than 10, or a tenth of an equal share"
@@ -177,14 +199,18 @@ def find_far(numbers: Array) -> Array:
     if len(numbers) < MIN_ROWS:
         return np.zeros(len(numbers), bool)
     low, middle, high = np.quantile(numbers, (0.25, 0.5, 0.75))
-    return np.asarray(np.abs(numbers - middle) > FAR * (high - low) if high > low else np.zeros(len(numbers), bool))
+    if low == high:
+        return np.zeros(len(numbers), bool)
+    return np.asarray(np.abs(numbers - middle) > FAR * (high - low))
 
 
 def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
     """Finds a number that stands for "missing": frequent, and far from all other numbers."""
     for name, values in sample.list_kind(NUMBER).items():
         numbers = values[np.isfinite(values)].astype(np.float64)
-        for extreme in {float(numbers.min()), float(numbers.max())} if len(numbers) else ():
+        if not len(numbers):
+            continue
+        for extreme in {float(numbers.min()), float(numbers.max())}:
             is_extreme = numbers == extreme
             others = numbers[~is_extreme]
             share = float(is_extreme.mean())
@@ -192,47 +218,62 @@ def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
                 continue
             spread = float(np.subtract(*np.quantile(others, (0.95, 0.05))))
             if np.abs(others - extreme).min() > 1.5 * spread:
-                text = (
-                    f"{name}: {extreme:g} is far from all others, and {share:.1%} of the values: does it mean missing?"
-                )
+                text = f"{name}: {extreme:g} is far from all others, and {share:.1%} of the values: "
+                text += "does it mean missing?"
                 because = "at least 1 %, and 1.5 times the spread away"
                 yield DataFinding("sentinel", HINT, text, because=because, columns=[name])
 
 
 def find_correlated(sample: SplitSample) -> Iterator[DataFinding]:
-    columns = sample.list_kind(NUMBER) if sample.is_table else {}
-    names = list(columns)[:MAX_PAIRED]
-    spread = [name for name in names if len(np.unique(columns[name])) > 2]
-    if len(spread) < 2:
+    """Finds pairs of columns of numbers with a high correlation that are not copies. Missing values count as mean."""
+    if not sample.is_table:
         return
-    numbers = [columns[name].astype(np.float64) for name in spread]
-    matrix = np.stack([np.nan_to_num(each, nan=float(np.nanmean(each))) for each in numbers])
+    columns = sample.list_kind(NUMBER)
+    names = []
+    rows = []
+    for name in list(columns)[:MAX_PAIRED]:
+        if len(np.unique(columns[name])) > 2:
+            numbers = columns[name].astype(np.float64)
+            names.append(name)
+            rows.append(np.nan_to_num(numbers, nan=float(np.nanmean(numbers))))
+    if len(names) < 2:
+        return
+    matrix = np.stack(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
-        related = np.abs(np.corrcoef(matrix))
-    for a, b in zip(*np.nonzero(np.triu(related, 1) > CORRELATION), strict=True):
+        correlations = np.abs(np.corrcoef(matrix))
+    for a, b in np.argwhere(np.triu(correlations, 1) > CORRELATION):
         if not np.array_equal(matrix[a], matrix[b]):
-            pair = [spread[a], spread[b]]
-            text = f"{pair[0]} and {pair[1]} have a correlation of {related[a, b]:.2f}"
+            pair = [names[a], names[b]]
+            text = f"{pair[0]} and {pair[1]} have a correlation of {correlations[a, b]:.2f}"
             yield DataFinding("correlated columns", HINT, text, because="above 0.9", columns=pair)
 
 
 def find_variants(sample: SplitSample) -> Iterator[DataFinding]:
-    targets = {f"target {name}".strip(): values for name, values in sample.targets.items()}
-    for name, values in {**sample.list_kind(CATEGORY), **targets}.items():
+    """Finds categories and classes with several spellings."""
+    columns = sample.list_kind(CATEGORY)
+    for name, values in sample.targets.items():
+        columns[f"target {name}".strip()] = values
+    for name, values in columns.items():
         if values.dtype != object:
             continue
-        forms: dict[str, set[str]] = {}
+        spellings: dict[str, set[str]] = {}
         for value in set(values.tolist()):
-            forms.setdefault(" ".join(value.split()).casefold(), set()).add(value)
-        twice = next((sorted(each) for each in forms.values() if len(each) > 1), None)
-        if twice:
-            text = f"{name}: {' and '.join(map(repr, twice[:3]))} differ in case or spaces only"
+            spellings.setdefault(simplify_text(value), set()).add(value)
+        variants = [same for same in spellings.values() if len(same) > 1]
+        if variants:
+            text = f"{name}: {' and '.join(map(repr, sorted(variants[0])[:3]))} differ in case or spaces only"
             yield DataFinding("variants", HINT, text, because="equal without case and spaces", columns=[name])
+
+
+def simplify_text(text: str) -> str:
+    """Returns a text in lower case with single spaces."""
+    return " ".join(text.split()).casefold()
 
 
 def find_empty_texts(sample: SplitSample) -> Iterator[DataFinding]:
     for name, values in sample.list_kind(TEXT).items():
-        share = float(np.mean([not text.strip() for text in values]))
+        empty = sum(not text.strip() for text in values)
+        share = empty / len(values)
         if EMPTY < share <= MOSTLY_MISSING:
             text = f"{name}: {share:.1%} of the texts are empty"
             yield DataFinding("empty texts", HINT, text, because="more than 0.5 %", columns=[name])
@@ -243,11 +284,14 @@ def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFindin
 
     The usual share comes from comparing two halves of the training split: texts such as names share few words anyway.
     """
-    others = [(split, sample) for split, sample in splits.items() if split != "train"]
-    for name, values in splits["train"].list_kind(TEXT).items() if others else ():
+    if set(splits) == {"train"}:
+        return
+    for name, values in splits["train"].list_kind(TEXT).items():
         texts = [find_words(text) for text in values.tolist()]
         usual = measure_unknown(texts[::2], texts[1::2])
-        for split, sample in others:
+        for split, sample in splits.items():
+            if split == "train":
+                continue
             share = measure_unknown(texts, [find_words(text) for text in sample.columns[name].tolist()])
             if share > max(UNKNOWN, usual + UNKNOWN / 2):
                 text = f"{name}: the training split does not have {share:.0%} of the words of the split {split}"
@@ -269,10 +313,19 @@ def measure_unknown(known: Sequence[Sequence[str]], texts: Sequence[Sequence[str
 
 #: Rules for the training split. FAULT_RULES find faults, HINT_RULES find only hints.
 FAULT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
-    *(find_constant, find_copies, find_mostly_missing, find_ids, find_leaks, find_class_faults),
+    find_constant,
+    find_copies,
+    find_mostly_missing,
+    find_ids,
+    find_leaks,
+    find_class_faults,
 )
 HINT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
-    *(find_outliers, find_sentinels, find_correlated, find_variants, find_empty_texts),
+    find_outliers,
+    find_sentinels,
+    find_correlated,
+    find_variants,
+    find_empty_texts,
 )
 
 
@@ -292,6 +345,19 @@ BLANK = 1e-3
 SIDE = 16
 
 
+@dataclass(frozen=True)
+class EqualExamples:
+    """Which examples of several splits are equal.
+
+    Attributes:
+        groups: a number for each example, over all splits in order, the same for equal ones: [n] int64.
+        chance: the probability that two examples are equal if their columns are independent; 0 for a single column.
+    """
+
+    groups: Array
+    chance: float
+
+
 def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     """Finds blank pictures, and examples repeated within the training split, across splits or with another class."""
     names = list(splits)
@@ -299,61 +365,68 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     owner = np.repeat(np.arange(len(names)), lengths)
     first = splits[names[0]]
     pictures = first.list_kind(PICTURE)
-    chance = 0.0
     if pictures:
-        (column, *_) = pictures
-        shown = [splits[name].columns[column] for name in names]
-        yield from find_blank(shown)
-        groups = group_pictures(np.concatenate([make_thumbnails(each) for each in shown]))
+        column = next(iter(pictures))
+        of_splits = [splits[name].columns[column] for name in names]
+        yield from find_blank(of_splits)
+        thumbnails = [make_thumbnails(of_split) for of_split in of_splits]
+        equal = EqualExamples(group_pictures(np.concatenate(thumbnails)), chance=0.0)
+        what = "pictures"
     elif is_telling(first):
-        groups, chance = group_rows([splits[name] for name in names])
+        equal = group_rows(list(splits.values()))
+        what = "texts" if len(first.columns) == 1 else "rows"
     else:
         return
-    if pictures:
-        what = "pictures"
-    else:
-        what = "texts" if len(first.columns) == 1 else "rows"
-    nearly = groups
-    likely = chance
-    but = ""
-    ids = [name for name, each in first.columns.items() if first.kinds[name] == DATE or is_id(each, first.examples)]
+    nearly_equal = equal
+    except_for = ""
+    ids = []
+    for name, values in first.columns.items():
+        if first.kinds[name] == DATE or is_id(values, first.examples):
+            ids.append(name)
     if ids and first.is_table:
-        kept = [name for name in first.columns if name not in ids]
-        rest = [replace(each, columns={name: each.columns[name] for name in kept}) for each in splits.values()]
-        if is_telling(rest[0]):
-            (nearly, likely), but = group_rows(rest), f", but for {join_first(ids, MAX_NAMED)}"
+        without_ids = [drop_columns(sample, ids) for sample in splits.values()]
+        if is_telling(without_ids[0]):
+            nearly_equal = group_rows(without_ids)
+            except_for = f", but for {join_first(ids, MAX_NAMED)}"
     for a, b in combinations(range(len(names)), 2):
-        in_first = np.unique(nearly[owner == a])
-        count = int(np.isin(nearly[owner == b], in_first).sum())
-        if count >= max(1, ACROSS * lengths[b]) and count > allow_for(likely * lengths[a] * lengths[b]):
-            text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too{but}"
+        in_first = np.unique(nearly_equal.groups[owner == a])
+        count = int(np.isin(nearly_equal.groups[owner == b], in_first).sum())
+        by_chance = allow_for(nearly_equal.chance * lengths[a] * lengths[b])
+        if count >= max(1, ACROSS * lengths[b]) and count > by_chance:
+            text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too{except_for}"
             because = "at least 1 %; of pictures nearly equal ones"
             yield DataFinding("duplicates across splits", FAULT, text, because=because)
-    own = groups[owner == 0]
+    own = equal.groups[owner == 0]
     repeats = len(own) - len(np.unique(own))
-    if repeats >= WITHIN * len(own) and repeats > allow_for(chance * len(own) ** 2 / 2):
+    if repeats >= WITHIN * len(own) and repeats > allow_for(equal.chance * len(own) ** 2 / 2):
         text = f"{repeats:,} of the {len(own):,} {what} of {names[0]} repeat others"
         yield DataFinding("duplicates", HINT, text, because="at least 2 %")
-    yield from find_contradictions(splits, names, (groups, chance), what=what)
+    yield from find_contradictions(list(splits.values()), equal, what)
 
 
-def find_contradictions(
-    splits: Mapping[str, SplitSample], names: list[str], grouped: tuple[Array, float], what: str
-) -> Iterator[DataFinding]:
-    """Finds equal examples with different classes. `grouped` is the result of `group_rows`."""
-    groups, chance = grouped
-    for target in splits[names[0]].targets:
-        answers = [splits[name].targets[target] for name in names if target in splits[name].targets]
-        if len(answers) < len(names) or answers[0].dtype != object:
+def drop_columns(sample: SplitSample, names: Sequence[str]) -> SplitSample:
+    """Returns a sample without some columns."""
+    columns = {name: values for name, values in sample.columns.items() if name not in names}
+    return replace(sample, columns=columns)
+
+
+def find_contradictions(samples: list[SplitSample], equal: EqualExamples, what: str) -> Iterator[DataFinding]:
+    """Finds equal examples with different classes. `what` names the examples, such as "pictures"."""
+    groups = equal.groups
+    by_chance = 2 * allow_for(equal.chance * len(groups) ** 2 / 2)
+    for target in samples[0].targets:
+        if any(target not in sample.targets for sample in samples) or samples[0].targets[target].dtype != object:
             continue
-        classes = np.unique(np.concatenate(answers).astype(str), return_inverse=True)[1]
-        is_known = np.concatenate(answers) != ""
+        answers = np.concatenate([sample.targets[target] for sample in samples])
+        _, classes = np.unique(answers.astype(str), return_inverse=True)
+        is_known = answers != ""
         pairs = np.unique(np.stack([groups, classes], axis=1)[is_known], axis=0)
-        twice = np.flatnonzero(np.bincount(pairs[:, 0], minlength=1) > 1)
-        count = int(np.isin(groups[is_known], twice).sum())
-        if count >= max(2, 0.002 * len(groups)) and count > 2 * allow_for(chance * len(groups) ** 2 / 2):
-            example = sorted(set(np.concatenate(answers)[is_known & (groups == twice[0])].tolist()))
-            text = f"{count:,} {what} are equal to one of another class, such as {' and '.join(example[:2])}"
+        contradictory = np.flatnonzero(np.bincount(pairs[:, 0], minlength=1) > 1)
+        count = int(np.isin(groups[is_known], contradictory).sum())
+        if count >= max(2, 0.002 * len(groups)) and count > by_chance:
+            is_example = is_known & (groups == contradictory[0])
+            of_example = sorted(set(answers[is_example].tolist()))
+            text = f"{count:,} {what} are equal to one of another class, such as {' and '.join(of_example[:2])}"
             yield DataFinding("contradicting labels", FAULT, text, because="equal examples of different classes")
 
 
@@ -361,10 +434,12 @@ def is_telling(sample: SplitSample) -> bool:
     """Returns whether two equal rows are hardly chance: some column is text, an array, or has many distinct values."""
     if not len(sample):
         return False
-    return any(
-        values.ndim > 1 or sample.kinds[name] is TEXT or len(set(values.tolist())) > 0.5 * len(values)
-        for name, values in sample.columns.items()
-    )
+    for name, values in sample.columns.items():
+        if values.ndim > 1 or sample.kinds[name] is TEXT:
+            return True
+        if len(set(values.tolist())) > 0.5 * len(values):
+            return True
+    return False
 
 
 def allow_for(expected: float) -> float:
@@ -372,19 +447,14 @@ def allow_for(expected: float) -> float:
     return 2 * expected + 4 * math.sqrt(expected)
 
 
-def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
-    """Groups equal examples.
-
-    Returns:
-        A group number for each example, over all splits in order: [n] int64; and the chance that two examples are equal
-            if their columns are independent, 0 for a single column.
-    """
+def group_rows(splits: list[SplitSample]) -> EqualExamples:
+    """Groups the equal examples of all splits."""
     codes = []
     chance = 1.0
     for name in splits[0].columns:
         values = np.concatenate([split.columns[name] for split in splits])
         if values.dtype == object:
-            values = np.array([" ".join(text.split()).casefold() for text in values])
+            values = np.array([simplify_text(text) for text in values])
         elif values.ndim > 1:
             flat = np.ascontiguousarray(values.reshape(len(values), -1))
             values = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
@@ -392,8 +462,8 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
         codes.append(places.reshape(len(values)))
         pairs = float((counts * (counts - 1.0)).sum())
         chance *= pairs / max(1.0, len(values) * (len(values) - 1.0))
-    groups = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    return groups, chance if len(codes) > 1 else 0.0
+    _, groups = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+    return EqualExamples(groups.reshape(-1), chance if len(codes) > 1 else 0.0)
 
 
 # Pictures ------------------------------------------------------------------------------------
@@ -401,9 +471,12 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
 
 def find_blank(pictures: list[Array]) -> Iterator[DataFinding]:
     """Finds pictures of one colour."""
-    top = max(float(each.max()) - float(each.min()) for each in pictures if len(each))
-    count = sum(int((measure_contrast(each) <= BLANK * top).sum()) for each in pictures if len(each))
-    total = sum(map(len, pictures))
+    not_empty = [of_split for of_split in pictures if len(of_split)]
+    total = sum(len(of_split) for of_split in not_empty)
+    value_range = max(float(of_split.max()) - float(of_split.min()) for of_split in not_empty)
+    count = 0
+    for of_split in not_empty:
+        count += int((measure_contrast(of_split) <= BLANK * value_range).sum())
     if count >= max(1, 0.001 * total):
         text = f"{count:,} of {total:,} pictures have one colour only"
         yield DataFinding("blank pictures", FAULT, text, because="pixels that hardly differ, 0.1 %")
@@ -421,9 +494,9 @@ def make_thumbnails(pictures: Array) -> Array:
         size = grey.shape[axis]
         starts = (np.arange(SIDE) * size) // SIDE
         if size >= SIDE:
-            grey = np.add.reduceat(grey, starts, axis=axis) / np.diff(np.append(starts, size)).reshape(
-                [-1 if n == axis else 1 for n in range(3)]
-            )
+            widths = np.diff(np.append(starts, size))  # of the parts that are averaged
+            widths = widths[:, None] if axis == 1 else widths
+            grey = np.add.reduceat(grey, starts, axis=axis) / widths
         else:
             grey = np.take(grey, starts, axis=axis)
     return np.asarray(grey, np.float32)

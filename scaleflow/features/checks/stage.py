@@ -20,8 +20,9 @@ class CheckStage(StageCommand):
         return ["--report", str(folder / REPORT)]
 
     def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        levels = [each["level"] for each in answer["findings"]]
-        return {"metrics": {f"{level}s": levels.count(level) for level in LEVELS}}
+        levels = [finding["level"] for finding in answer["findings"]]
+        counts = {f"{level}s": levels.count(level) for level in LEVELS}
+        return {"metrics": counts}
 
 
 STAGE = CheckStage(

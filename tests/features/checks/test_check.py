@@ -233,7 +233,7 @@ def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
 
 
 def test_findings_are_told_as_the_user_wants() -> None:
-    from scaleflow.features.checks.hook import tell_findings
+    from scaleflow.features.checks.hook import report_findings
     from scaleflow.worker.data import tell_unread
 
     def tell(check: str, *levels: str, error: str = "") -> list[str]:
@@ -242,7 +242,7 @@ def test_findings_are_told_as_the_user_wants() -> None:
         if error:
             tell_unread(error, check, events.append)
         else:
-            tell_findings(found, check, events.append)
+            report_findings(found, check, events.append)
         assert all(isinstance(each, Note) for each in events)
         return [each.text for each in events]
 
