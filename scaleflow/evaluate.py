@@ -92,13 +92,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     """Evaluates a tracked model. Raises ConfigError if the command cannot work, RunError if the evaluation fails."""
     began = time.time()
     typed_keys = words.keys
-    if "dataset.shards" in typed_keys:
-        raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
-    for key in typed_keys:
-        if is_under(key, ADVICE):
-            raise ConfigError(f"{key}: an evaluation uses what the run's validation rows decided; leave it out")
-        if key.startswith("objective.levels"):
-            raise ConfigError(f"{key}: the quantiles that a model predicts are those of its run; leave it out")
+    check_keys(typed_keys)
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)
@@ -114,13 +108,24 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
             str(download_model(run.tracker, run.model, Path(folder))),
             run.model.run_id,
             split,
-            precision="precision" in {key.partition(".")[0] for key in typed_keys},
+            precision=any(is_under(key, ("precision",)) for key in typed_keys),
             command=complete_command(run.config, plan.trusted_modules or (), words),
             is_new=is_new,
             counts_unknown=flags.unknown_classes == "count",
         )
         events = supervise_worker(RunSpec(plan, Path(folder), began, task), stop, display)
         return record_evaluation(run, events, display, is_new=is_new)
+
+
+def check_keys(typed: Collection[str]) -> None:
+    """Raises ConfigError for keys that an evaluation does not take."""
+    if "dataset.shards" in typed:
+        raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
+    for key in typed:
+        if is_under(key, ADVICE):
+            raise ConfigError(f"{key}: an evaluation uses what the run's validation rows decided; leave it out")
+        if key.startswith("objective.levels"):
+            raise ConfigError(f"{key}: the quantiles that a model predicts are those of its run; leave it out")
 
 
 def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:
@@ -131,11 +136,14 @@ def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: C
         config: the config of the evaluation.
         typed: the keys and groups that the user typed. Only these can differ.
     """
-    before, now = (dict(each.get("dataset") or {}) for each in (tracked, config))
-    is_own = not str(now.get("_target_")).startswith("scaleflow.")  # in the user's class, any argument may select data
-    keys = {*before, *now} - {field.name for field in fields(Dataset)} if is_own else DATA_KEYS
+    before = dict(tracked.get("dataset") or {})
+    now = dict(config.get("dataset") or {})
+    keys = set(DATA_KEYS)
+    if not str(now.get("_target_")).startswith("scaleflow."):  # any argument of the user's class may select data
+        options = {field.name for field in fields(Dataset)}
+        keys = {*before, *now} - options
     if "dataset" not in typed:
-        keys = {key.split(".")[1] for key in typed if key.startswith("dataset.")} & {*keys}
+        keys &= {key.split(".")[1] for key in typed if key.startswith("dataset.")}
     return any(to_address(before.get(key)) != to_address(now.get(key)) for key in keys)
 
 
@@ -150,26 +158,42 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     """Records the evaluation in the run, and prints the metrics. `is_new`: whether its data differ from the run's."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
-    split = ready.split
-    resolved = ready.resolved
-    is_usual = split == "test" or (split == ALL and is_new)
-    name = dataset.name.replace("/", "-") + ("" if is_usual else f".{split}")
-    (described,) = dataset.splits.values()
     profiles = [analyze_window(event) for event in events if isinstance(event, StepsProfiled)]
+    (described,) = dataset.splits.values()
+    split = ready.split
+    name = dataset.name.replace("/", "-")
+    is_usual = split == "test" or (split == ALL and is_new)
+    if not is_usual:
+        name += f".{split}"
+
     examples = f"all {ready.examples} examples" if split == ALL else f"{ready.examples} examples of {split}"
+    resolved = ready.resolved
     text = f"{examples}, {resolved['strategy']}, {resolved['precision']}, {resolved['replicas']} replica(s)"
-    rows = [*format_model_rows(run), ("on", text)]
+    metrics: Mapping[str, float]
     try:
         tag = f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}"
-        values: Mapping[str, float] = log_evaluation(run.tracker, run.model, name, events=[*events, *profiles], tag=tag)
+        metrics = log_evaluation(run.tracker, run.model, name, events=[*events, *profiles], tag=tag)
         code = FINISHED
         error = ""
     except Exception as failed:  # a store may raise anything
-        values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
+        metrics = merge_metrics(events)
         code = FAILED
         error = f"the metrics could not be recorded: {mask_secrets(read_reason(failed))}"
-    described = {**answer_model(run), "name": name, "split": split, "examples": ready.examples, "metrics": values}
-    rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
-    rows += [("profile", profile.line) for profile in profiles]
+
+    rows = [*format_model_rows(run), ("on", text)]
+    for key in drop_intervals(metrics):
+        rows.append((key, format_with_interval(metrics, key)))
+    for profile in profiles:
+        rows.append(("profile", profile.line))
     display.print_summary(rows)
-    return Outcome(code, lambda: described, error=error)
+    answer = {**answer_model(run), "name": name, "split": split, "examples": ready.examples, "metrics": metrics}
+    return Outcome(code, lambda: answer, error=error)
+
+
+def merge_metrics(events: Sequence[Event]) -> dict[str, float]:
+    """Returns the metrics of all events, by name."""
+    metrics: dict[str, float] = {}
+    for event in events:
+        if isinstance(event, MetricsLogged):
+            metrics |= event.values
+    return metrics

@@ -25,6 +25,7 @@ from scaleflow.interfaces import (
     Outputs,
     OutputStructure,
     Plan,
+    Rows,
     Source,
     describe_keys,
     label_leaf,
@@ -32,8 +33,16 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.data import add_batch_dimension
-from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan, RunEnded
-from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, ReadData
+from scaleflow.interfaces.events import (
+    DatasetDescribed,
+    Emit,
+    EvaluationReady,
+    MetricsLogged,
+    Note,
+    PhaseBegan,
+    RunEnded,
+)
+from scaleflow.interfaces.hooks import EvaluatedSplit, KeptPredictions, ReadData, WorkerHook
 from scaleflow.runs import RunFolder, Task, WorkerProcess
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
@@ -50,7 +59,7 @@ from scaleflow.worker.hooks import (
     explain_no_folds,
     load_hooks,
 )
-from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
+from scaleflow.worker.kept_predictions import KeptSplit, keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
 from scaleflow.worker.runtime import Runtime, make_evaluation_batching, setup_runtime
 
@@ -58,6 +67,8 @@ if TYPE_CHECKING:
     import keras
 
     from scaleflow.dataset import Splits
+    from scaleflow.interfaces.training import Feed
+    from scaleflow.training import Evaluation
 
 #: The splits of a run, in order of preference. Without `--split`, the first that exists is evaluated.
 SPLITS = ("test", "validation", "train")
@@ -94,105 +105,86 @@ class EvaluateModel(Task):
         process.emit(RunEnded("FINISHED"))
 
 
+@dataclass(frozen=True)
+class EvaluationData:
+    """The opened data of an evaluation, and the split to evaluate."""
+
+    plan: Plan  # the plan that describes the data
+    source: Source
+    splits: Splits
+    split: str  # the name of the evaluated split, or `ALL`
+    examples: Any  # its examples
+    rows: Rows  # its examples before preprocessing
+    facts: DatasetDescribed  # describes the evaluated split only
+
+
 def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit) -> None:
     """Evaluates a model on a split, and reports the dataset, the metrics, the confusion matrix and the profile.
 
     Raises ConfigError if the model cannot be loaded, or does not accept the dataset.
     """
-    sys.path[:0] = [each for each in plan.search if each not in sys.path]
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     from scaleflow import dataset, objective, training
-    from scaleflow.profiler.tracer import StepTracer
 
     emit(PhaseBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
+
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = read_record(task)
     rule = plan.dataset.split
     hooks = load_hooks(plan, emit)
     no_folds = explain_no_folds(hooks, plan)
-    plan, source, splits, is_whole = open_evaluation_splits(
-        plan, task, earlier, runtime=runtime, no_folds=no_folds, emit=emit
-    )
-    split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), task.split)
-    data = describe_data(plan, source.outputs, splits)
-    read_as = "train" if is_whole else split
-    described = {split: data.splits[read_as]}
-    raw = splits.raw[read_as]
-    if not is_whole and not task.is_new:
-        emit_change(split, earlier, described[split], emit=emit)
-    evaluated = ReadData(
-        plan=plan,
-        source=source,
-        splits={split: raw},
-        raw_sample=splits.sample,
-        earlier=earlier.state.schema,
-        workers=runtime.worker_sync,
-        emit=emit,
-        emit_late=emit,
-    )
-    call_after_data(hooks, evaluated)
+    data = open_evaluation_data(plan, task, earlier, runtime=runtime, no_folds=no_folds, emit=emit)
+    plan = data.plan
+    if data.split != ALL and not task.is_new:
+        emit_change(data.split, earlier, data.facts.splits[data.split], emit=emit)
+    call_after_data(hooks, to_read_data(data, earlier, runtime, emit))
+
     emit(PhaseBegan("loading the model"))
-    model = open_model(plan, task, source, runtime=runtime)
+    model = open_model(plan, task, data.source, runtime=runtime)
     if task.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
-        write_seen(raw, plan, task.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit)
+        write_seen(
+            data.rows, plan, task.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit
+        )
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
-    feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
-    goal = make_goal(plan, task, source, splits=splits, earlier=earlier)
+    feed = dataset.make_feed(data.examples, batching, runtime.strategy, threads=plan.dataset.threads)
+    goal = make_goal(plan, task, data.source, splits=data.splits, earlier=earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
-        kept = make_kept_split(split, feed, raw, source=source, plan=plan)
-        kept = replace(kept, rule=rule, outputs=earlier.take_answers(source.outputs))
+        kept = make_kept_split(data.split, feed, data.rows, source=data.source, plan=plan)
+        kept = replace(kept, rule=rule, outputs=earlier.take_answers(data.source.outputs))
         if task.is_shown:
-            call_before_test(hooks, EvaluatedSplit(plan=plan, name=split, rows=raw), emit)
+            call_before_test(hooks, EvaluatedSplit(plan=plan, name=data.split, rows=data.rows), emit)
         evaluate.keep_outputs(feed, kept.keeper)
-    emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
+
+    emit(PhaseBegan("evaluating all examples" if data.split == ALL else f"evaluating the {data.split} split"))
     evaluate.trace(feed)
-    emit(EvaluationReady(split, runtime.to_values(), len(examples)))
-    emit(replace(data, splits=described))
-    with hint_at_counting(task), explain_read_errors(splits):
+    emit(EvaluationReady(data.split, runtime.to_values(), len(data.examples)))
+    emit(data.facts)
+    with hint_at_counting(task), explain_read_errors(data.splits):
         values = evaluate(feed)
     counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
     with guard("the confusion matrix", emit):
-        report_confusion(evaluate, {"test": feed}, source.outputs, files=files, emit=emit)
+        report_confusion(evaluate, {"test": feed}, data.source.outputs, files=files, emit=emit)
     if kept is not None:
-        predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
-        if predictions is not None:
-            thread = AnalysisThread(predictions, kept, files)
-            if task.is_shown:
-                shown = KeptPredictions(
-                    plan=plan,
-                    folder=files.path,
-                    title=f"{task.origin} on {describe_data_name(plan)}",
-                    predictions=predictions,
-                    analyse=thread.wait,
-                    reader=kept.reader,
-                    emit=emit,
-                )
-                call_after_test(hooks, shown)
-            thread.start()
-            if task.is_shown:
-                call_finish_test(hooks, emit)
-            known = {name: value for name, value in values.items() if counted.get(name) == value}
-            with guard("the figures of the test", emit):
-                thread.finish(0, known, "", emit=emit)  # the metrics have no examples of unknown classes
+        # An analysis has no examples of unknown classes, so it gives no interval to a metric that counts them.
+        comparable = {name: value for name, value in values.items() if counted.get(name) == value}
+        analyse_kept(kept, data, task, hooks, files, runtime, comparable, emit)
     if plan.profiler.windows:
-        facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
-        tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)
-        evaluate.profile(feed, tracer)
+        profile_evaluation(evaluate, feed, data, runtime, files, emit)
 
 
-def open_evaluation_splits(
+def open_evaluation_data(
     plan: Plan, task: EvaluateModel, earlier: EarlierState, runtime: Runtime, no_folds: str, emit: Emit
-) -> tuple[Plan, Source, Splits, bool]:
-    """Opens and divides the data as the run did.
+) -> EvaluationData:
+    """Opens and divides the data as the run did, and chooses the split to evaluate.
 
-    Returns the plan that describes it, the source, the splits, and whether all examples are evaluated. `no_folds` is
-    the reason why no member of the model has left out a fold.
+    `no_folds` is the reason why no member of the model has left out a fold.
     """
     from scaleflow import dataset
 
@@ -209,7 +201,81 @@ def open_evaluation_splits(
             folds=folds,
             no_folds=no_folds,
         )
-        return plan, source, splits, is_whole
+    if is_whole:  # all examples are read as a training split
+        split = ALL
+        split_in_source = "train"
+        examples = splits.train
+    else:
+        split, examples = choose_split(splits.by_name(), task.split)
+        split_in_source = split
+    facts = describe_data(plan, source.outputs, splits)
+    facts = replace(facts, splits={split: facts.splits[split_in_source]})
+    rows = splits.raw[split_in_source]
+    return EvaluationData(plan, source, splits, split=split, examples=examples, rows=rows, facts=facts)
+
+
+def to_read_data(data: EvaluationData, earlier: EarlierState, runtime: Runtime, emit: Emit) -> ReadData:
+    """Returns the data as the hooks of features take them."""
+    return ReadData(
+        plan=data.plan,
+        source=data.source,
+        splits={data.split: data.rows},
+        raw_sample=data.splits.sample,
+        earlier=earlier.state.schema,
+        workers=runtime.worker_sync,
+        emit=emit,
+        emit_late=emit,
+    )
+
+
+def analyse_kept(
+    kept: KeptSplit,
+    data: EvaluationData,
+    task: EvaluateModel,
+    hooks: Mapping[str, WorkerHook],
+    files: RunFolder,
+    runtime: Runtime,
+    metrics: Mapping[str, float],
+    emit: Emit,
+) -> None:
+    """Writes the kept predictions, passes them to features, and reports the intervals of `metrics`."""
+    described = data.facts.splits
+    predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
+    if predictions is None:
+        return
+    thread = AnalysisThread(predictions, kept, files)
+    if task.is_shown:
+        shown = KeptPredictions(
+            plan=data.plan,
+            folder=files.path,
+            title=f"{task.origin} on {describe_data_name(data.plan)}",
+            predictions=predictions,
+            analyse=thread.wait,
+            reader=kept.reader,
+            emit=emit,
+        )
+        call_after_test(hooks, shown)
+    thread.start()
+    if task.is_shown:
+        call_finish_test(hooks, emit)
+    with guard("the figures of the test", emit):
+        thread.finish(0, metrics, "", emit=emit)
+
+
+def profile_evaluation(
+    evaluate: Evaluation, feed: Feed, data: EvaluationData, runtime: Runtime, files: RunFolder, emit: Emit
+) -> None:
+    """Traces some batches of the evaluation."""
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    facts = {
+        **runtime.to_values(),
+        "input": find_example_location(data.examples),
+        "memory": training.measure_peaks(),
+    }
+    tracer = StepTracer(data.plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)
+    evaluate.profile(feed, tracer)
 
 
 def open_model(plan: Plan, task: EvaluateModel, source: Source, runtime: Runtime) -> keras.Model:
@@ -291,14 +357,13 @@ def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState) -> dic
     Raises ConfigError if there is no such output.
     """
     known = name_leaves(earlier.state.outputs)
-    found = {
-        name: each
-        for name, each in name_leaves(outputs).items()
-        if each.ignore == UNKNOWN_CLASS and name in known and known[name].ignore is None
-    }
-    if not found:
+    counted = {}
+    for name, described in name_leaves(outputs).items():
+        if described.ignore == UNKNOWN_CLASS and name in known and known[name].ignore is None:
+            counted[name] = described
+    if not counted:
         raise ConfigError("--unknown-classes count: no target of the dataset is one class for each example")
-    return found
+    return counted
 
 
 def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
@@ -335,33 +400,33 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, task: Eva
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
     graph = find_graph(model)
     if graph is None:  # a subclass shows its inputs only when it is called
-        inputs_of = make_inputs(source.inputs)
+        model_inputs = make_inputs(source.inputs)
         try:
-            outputs_of = model(inputs_of)
+            model_outputs = model(model_inputs)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{name}: the model of {task.origin} does not accept its inputs: {read_reason(error)}"
             ) from error
     else:
-        inputs_of, outputs_of = map(to_single, graph)
-    taken = name_leaves(inputs_of)
-    given = name_leaves(source.inputs)
-    if set(taken) != set(given):
+        model_inputs, model_outputs = map(to_single, graph)
+    named_model_inputs = name_leaves(model_inputs)
+    named_inputs = name_leaves(source.inputs)
+    if set(named_model_inputs) != set(named_inputs):
         raise ConfigError(
             f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {task.origin} "
-            f"{describe_keys(inputs_of)}"
+            f"{describe_keys(model_inputs)}"
         )
-    for key, inputs in given.items():
-        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, task=task)
-    returned = name_leaves(outputs_of)
-    needed = name_leaves(source.outputs)
-    if set(returned) != set(needed):
+    for key, inputs in named_inputs.items():
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", named_model_inputs[key], inputs, task=task)
+    named_model_outputs = name_leaves(model_outputs)
+    named_outputs = name_leaves(source.outputs)
+    if set(named_model_outputs) != set(named_outputs):
         raise ConfigError(
             f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {task.origin} "
-            f"{describe_keys(outputs_of)}"
+            f"{describe_keys(model_outputs)}"
         )
-    for key, outputs in needed.items():
-        output_shape = tuple(returned[key].shape[1:])
+    for key, outputs in named_outputs.items():
+        output_shape = tuple(named_model_outputs[key].shape[1:])
         target_shape = outputs.model_shape
         if output_shape != target_shape:
             raise ConfigError(
@@ -376,16 +441,26 @@ def to_single(structure: Any) -> Any:
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
 
 
-def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, task: EvaluateModel) -> None:
-    """Rejects an input whose shape differs from the model's, and text instead of numbers or the reverse."""
+def check_input_fits(label: str, model_input: Any, inputs: Inputs, task: EvaluateModel) -> None:
+    """Rejects an input whose shape differs from the model's, and text instead of numbers or the reverse.
+
+    `label` begins the message.
+    """
     expected = tuple(model_input.shape[1:])
-    given = tuple(inputs.shape)
-    is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
-    if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
+    shape = tuple(inputs.shape)
+    mixes_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
+    if mixes_text or not is_shape_accepted(shape, expected):
         raise ConfigError(
-            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {task.origin} needs "
+            f"{label} {format_shape(shape, inputs.dtype)}, but the model of {task.origin} needs "
             f"{format_shape(expected, model_input.dtype)}"
         )
+
+
+def is_shape_accepted(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Returns whether a shape fits one in which None stands for any size."""
+    if len(shape) != len(expected):
+        return False
+    return all(wanted in (None, size) for size, wanted in zip(shape, expected, strict=True))
 
 
 def format_shape(shape: tuple[int | None, ...], dtype: str) -> str:
@@ -406,10 +481,14 @@ def list_output_layers(model: keras.Model) -> list[Any]:
 
     from scaleflow.compat.keras import find_node
 
-    layers = [find_node(tensor)[0].operation for tensor in keras.tree.flatten(model.output)]
-    return [
-        each for layer in layers for each in (list_output_layers(layer) if isinstance(layer, keras.Model) else [layer])
-    ]
+    layers: list[Any] = []
+    for tensor in keras.tree.flatten(model.output):
+        layer = find_node(tensor)[0].operation
+        if isinstance(layer, keras.Model):
+            layers += list_output_layers(layer)
+        else:
+            layers.append(layer)
+    return layers
 
 
 def list_computing_layers(model: keras.Model) -> list[Any]:

@@ -30,23 +30,42 @@ def read_curves(events: Path) -> tuple[Mapping[str, Points], str]:
     ends: list[int] = []
     for event in EventReader(events).read():
         if isinstance(event, MetricsLogged):
-            for name, value in event.values.items():
-                calls.setdefault(name, []).append((event.step, value))
+            add_points(calls, event)
         elif isinstance(event, EpochEnded):
             ends.append(event.step)
-            for name, value in event.values.items():
-                epochs.setdefault(name, []).append((event.step, value))
-    is_by_epoch = len(ends) > 1
-    trained = epochs if is_by_epoch else calls
-    curves: dict[str, Points] = {name: points for name, points in trained.items() if name.startswith("train/")}
-    curves |= {name: points for name, points in calls.items() if name.startswith("val/")}
+            add_points(epochs, event)
+    if len(ends) > 1:
+        return scale_steps(select_curves(calls, trained=epochs), ends[0]), "epoch"
+    return scale_steps(select_curves(calls, trained=calls), 1), "step"
+
+
+def add_points(curves: dict[str, list[tuple[float, float]]], event: MetricsLogged | EpochEnded) -> None:
+    for name, value in event.values.items():
+        curves.setdefault(name, []).append((event.step, value))
+
+
+def select_curves(logged: Mapping[str, Points], trained: Mapping[str, Points]) -> dict[str, Points]:
+    """Returns the curves of training, from `trained`, of validation, and of values that change within an epoch."""
+    curves: dict[str, Points] = {}
+    for name, points in trained.items():
+        if name.startswith("train/"):
+            curves[name] = points
+    for name, points in logged.items():
+        if name.startswith("val/"):
+            curves[name] = points
     for name in OF_STEPS:
-        if calls.get(name):
-            every = math.ceil(len(calls[name]) / MAX_POINTS)
-            curves[name] = calls[name][::every]
-    unit = ends[0] if is_by_epoch else 1
-    scaled = {name: [(step / unit, value) for step, value in points] for name, points in curves.items()}
-    return scaled, "epoch" if is_by_epoch else "step"
+        if logged.get(name):
+            every = math.ceil(len(logged[name]) / MAX_POINTS)
+            curves[name] = logged[name][::every]
+    return curves
+
+
+def scale_steps(curves: Mapping[str, Points], steps: int) -> dict[str, Points]:
+    """Returns curves whose unit of x is `steps` steps."""
+    scaled: dict[str, Points] = {}
+    for name, points in curves.items():
+        scaled[name] = [(step / steps, value) for step, value in points]
+    return scaled
 
 
 def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawing]:
@@ -56,7 +75,10 @@ def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawin
         curves: points by the name of the metric: `train/loss`, `val/loss`, `train/learning_rate`.
         unit: unit of the x axis.
     """
-    metrics = [name.removeprefix("train/") for name in curves if name.startswith("train/") and name not in OF_STEPS]
+    metrics = []
+    for name in curves:
+        if name.startswith("train/") and name not in OF_STEPS:
+            metrics.append(name.removeprefix("train/"))
     metrics.sort(key=lambda name: (name != "loss", f"val/{name}" not in curves))
     drawings = []
     for metric in metrics[:MAX_METRICS]:
@@ -71,17 +93,24 @@ def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawin
 
 def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | None:
     """Draws lines by name, the second one dashed. Returns None if a line has fewer than two points."""
-    known = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
-    if any(len(points) < 2 for points in known.values()):
-        return None
-    x = [point[0] for points in known.values() for point in points]
-    y = [point[1] for points in known.values() for point in points]
-    chart = Chart(title, (min(x), max(x)), (min(y), max(y)), labels=(unit, title))
+    known: dict[str, tuple[list[float], list[float]]] = {}
+    all_x: list[float] = []
+    all_y: list[float] = []
+    for name, points in lines.items():
+        finite = [point for point in points if math.isfinite(point[1])]
+        if len(finite) < 2:
+            return None
+        x = [point[0] for point in finite]
+        y = [point[1] for point in finite]
+        known[name] = (x, y)
+        all_x += x
+        all_y += y
+    chart = Chart(title, (min(all_x), max(all_x)), (min(all_y), max(all_y)), labels=(unit, title))
     texts = []
-    for kind, (name, points) in zip(("line", "line other"), known.items(), strict=False):
-        chart.add_line([x for x, _ in points], [y for _, y in points], kind)
+    for kind, (name, (x, y)) in zip(("line", "line other"), known.items(), strict=False):
+        chart.add_line(x, y, kind)
         if name:
             dashes = ", dashed" if kind != "line" else ""
-            texts.append(f"{name}{dashes}: {format_number(points[-1][1])} at the end")
+            texts.append(f"{name}{dashes}: {format_number(y[-1])} at the end")
     caption = "; ".join(texts).capitalize()
     return Drawing(f"curve_{title.replace(' ', '_').replace('/', '_')}", title, chart.to_svg(), caption=caption)

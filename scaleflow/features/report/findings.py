@@ -99,16 +99,20 @@ def find_all(
 
     `is_calibrated`: whether validation rows were used to calibrate the probabilities.
     """
-    found = [finding for analysis in analyses for finding in judge_finite(analysis)]
-    found += [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
-    found += [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
+    findings: list[Finding] = []
     for analysis in analyses:
-        found += compare_splits(analysis, context)
-        found += judge_classes(analysis, is_calibrated)
-        found += judge_threshold(analysis)
-    found += judge_columns(analyses[0], context.columns)
-    found += judge_slices(slices)
-    return found
+        findings += judge_finite(analysis)
+    for together in context.together:
+        findings.append(Finding(together["rule"], together["text"], together["because"]))
+    for rule, text in context.doubts.items():
+        findings.append(Finding(rule, text, "of the model, before its training"))
+    for analysis in analyses:
+        findings += compare_splits(analysis, context)
+        findings += judge_classes(analysis, is_calibrated)
+        findings += judge_threshold(analysis)
+    findings += judge_columns(analyses[0], context.columns)
+    findings += judge_slices(slices)
+    return findings
 
 
 def judge_slices(slices: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -141,8 +145,8 @@ def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
     yield Finding("not finite", add_name(analysis, text), "an output that is not finite, for a target that counts")
 
 
-def judge_units(units: Units | None) -> Iterator[Finding]:
-    """Checks whether there are enough units for the intervals."""
+def judge_group_count(units: Units | None) -> Iterator[Finding]:
+    """Checks whether the intervals, whose units are groups of rows, have enough groups."""
     if units is not None and units.effective < MIN_UNITS:
         yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {MIN_UNITS}")
 

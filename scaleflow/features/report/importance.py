@@ -106,25 +106,28 @@ def measure_columns(kept: KeptPredictions) -> list[dict[str, Any]]:
         return []
     losses = measure_losses(kept, columns, sample, name, described)
     intervals = kept.predictions.make_intervals(sample.rows)
-    weights = intervals.weights
-    measure, constant_loss = measure_constant(described, sample.target, weights, sample.has_target)
-    found = []
-    for column, place in columns.items():
+    measure, constant_loss = measure_constant(described, sample.target, intervals.weights, sample.has_target)
+    has_one_value = described.is_one_class or sample.target.size == len(sample.target)
+    rows = []
+    for column, position in columns.items():
         importance = Estimate(np.nan)
-        if losses[column]:
+        if losses[column]:  # empty if there was no time for the column
             importance = intervals.mean(np.mean(losses[column], axis=0))
-        row: dict[str, Any] = {"column": column, "importance": importance, "measure": measure}
-        row["is_useless"] = max(-importance.low, importance.high) < USELESS_SHARE * constant_loss
-        if described.is_one_class or sample.target.size == len(sample.target):
-            row |= score_alone(place.read(sample.raw), sample.target, described, weights)
-        found.append(row)
-    return sorted(found, key=lambda row: -np.nan_to_num(row["importance"].value, nan=-np.inf))
+        largest_effect = max(-importance.low, importance.high)
+        row: dict[str, Any] = {
+            "column": column,
+            "importance": importance,
+            "measure": measure,
+            "is_useless": largest_effect < USELESS_SHARE * constant_loss,
+        }
+        if has_one_value:
+            row |= score_alone(position.read(sample.raw), sample.target, described, intervals.weights)
+        rows.append(row)
+    return sorted(rows, key=lambda row: -np.nan_to_num(row["importance"].value, nan=-np.inf))
 
 
 def draw_sample(kept: KeptPredictions, name: str, described: Outputs) -> Sample | None:
-    """Reads `evaluation.importance` examples with a target of an output, or returns None if there are no
-    such examples.
-    """
+    """Reads `evaluation.importance` examples with a target of output `name`. Returns None without such examples."""
     import numpy as np
 
     from scaleflow.evaluation.collector import EXAMPLE
@@ -162,14 +165,14 @@ def measure_losses(
     def score(changed: Any) -> Array:
         return score_outputs(described, sample.target, name_leaves(predict(changed))[name], sample.has_target)
 
-    whole = score(inputs)
+    unchanged = score(inputs)
     random = np.random.default_rng(1)
     losses: dict[str, list[Array]] = {column: [] for column in columns}
     for _ in range(REPEATS):
-        for column, place in columns.items():
+        for column, position in columns.items():
             if time.monotonic() < deadline:
                 order = random.permutation(len(sample.target))
-                losses[column].append(whole - score(place.permute(inputs, order)))
+                losses[column].append(unchanged - score(position.permute(inputs, order)))
     return losses
 
 

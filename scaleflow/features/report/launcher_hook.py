@@ -25,7 +25,7 @@ class ReportFollower(LauncherHook):
         folder = RunFolder(self.run.folder).evaluation
         try:
             findings = json.loads((folder / FINDINGS).read_text())
-            texts = [f"{each['rule']}: {each['text']}" for each in findings]
+            texts = [f"{finding['rule']}: {finding['text']}" for finding in findings]
         except (OSError, ValueError, KeyError, TypeError):
             return []
         shown = texts[:MAX_FINDINGS]

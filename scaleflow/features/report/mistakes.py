@@ -50,7 +50,7 @@ Array = np.ndarray[Any, Any]
 def list_mistakes(predictions: Predictions, analysis: OutputAnalysis, most: int) -> list[Row]:
     """Returns a row for each label that is probably wrong, then for each of the worst mistakes, `most` of each."""
     suspects = analysis.suspects[:most].tolist()
-    worst = [place for place in analysis.worst[:most] if place not in set(suspects)]
+    worst = [place for place in analysis.worst[:most] if place not in suspects]
     places = [*suspects, *worst]
     kept = predictions.table.take(analysis.rows[np.array(places, np.int64)])
     columns = [name for name in IDENTITY if predictions.has(name)]
@@ -128,11 +128,13 @@ def show_picture(row: Row) -> str:
     words = [row["output"]] if row["output"] else []
     for name in CAPTION_COLUMNS:
         value = row.get(name)
+        if isinstance(value, float):
+            value = f"{value:.3g}"
         if value is not None:
-            words.append(f"{name} {f'{value:.3g}' if isinstance(value, float) else value}")
+            words.append(f"{name} {value}")
     if row["suspected_label"]:
         words.append("label?")
-    lines = "<br>".join(escape(each) for each in words)
+    lines = "<br>".join(map(escape, words))
     style = f"background-position:-{across * SIDE}px -{down * SIDE}px"
     return f'<div class="cell"><i class="sheet" style="{style}" role="img" title="{escape(where)}"></i>{lines}</div>'
 
@@ -153,15 +155,15 @@ def show_mattered(mattered: Mapping[int, Any], reader: ExampleReader) -> str:
     if not mattered:
         return ""
     examples = np.array(sorted(mattered))
-    found = [mattered[int(example)] for example in examples]
-    if isinstance(found[0], np.ndarray):
+    of_examples = [mattered[int(example)] for example in examples]
+    if isinstance(of_examples[0], np.ndarray):
         pictures = reader.read_pictures(examples)
         assert pictures is not None
-        address = to_data_address(draw_sheet(dim_pictures(pictures, found)))
+        address = to_data_address(draw_sheet(dim_pictures(pictures, of_examples)))
         words = f"Examples {', '.join(map(str, examples))}: what is dark did not matter for the prediction."
         return f'<p class="faint">{words}</p><img src="{address}" alt="parts that mattered">'
     lines = []
-    for example, parts in zip(examples, found, strict=True):
+    for example, parts in zip(examples, of_examples, strict=True):
         marked = [mark_word(word, share) for word, share in parts]
         lines.append(f"<p>example {example}: {' '.join(marked)}</p>")
     return f'<p class="faint">Bold and underlined words mattered most for the prediction.</p>{"".join(lines)}'

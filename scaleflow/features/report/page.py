@@ -18,7 +18,7 @@ from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.features.report.curves import draw_learning_curves
 from scaleflow.features.report.feature import ReportOptions
-from scaleflow.features.report.findings import Finding, KnownOfRun, find_all, judge_units
+from scaleflow.features.report.findings import Finding, KnownOfRun, find_all, judge_group_count
 from scaleflow.features.report.mistakes import (
     MAX_SHOWN,
     MISTAKES,
@@ -76,12 +76,16 @@ def make_report(kept: KeptPredictions, known: KnownOfRun, more: Sequence[str] = 
     options = kept.plan.evaluation
     most = kept.plan.of(ReportOptions).worst
     slices = list_slices(predictions, analysis.outputs, kept.reader, count=options.intervals)
-    mistakes = [row for output in analysis.outputs for row in list_mistakes(predictions, output, most)]
+    mistakes: list[Row] = []
+    classes: list[Row] = []
+    for output in analysis.outputs:
+        mistakes += list_mistakes(predictions, output, most)
+        classes += [{"output": output.name, **row} for row in output.classes]
     pictures = add_inputs(mistakes, kept.reader)
     findings = list_findings(predictions, analysis, slices, known, is_calibrated=bool(options.calibrate))
     curves = draw_learning_curves(known.curves, known.curve_unit)
     tables: dict[str, Sequence[Mapping[str, Any]]] = {
-        PER_CLASS: [{"output": output.name, **row} for output in analysis.outputs for row in output.classes],
+        PER_CLASS: classes,
         SLICES: slices,
         IMPORTANCE: known.columns,
         MISTAKES: mistakes,
@@ -94,10 +98,11 @@ def make_report(kept: KeptPredictions, known: KnownOfRun, more: Sequence[str] = 
         contents[f"{CHARTS}/{drawing.name}.svg"] = to_file(drawing.svg)
     if pictures is not None:
         contents[PICTURES] = pictures
-    contents[FINDINGS] = json.dumps(to_json([asdict(each) for each in findings]), indent=1) + "\n"
+    findings_as_dicts = [asdict(finding) for finding in findings]
+    contents[FINDINGS] = json.dumps(to_json(findings_as_dicts), indent=1) + "\n"
     sections = [
         make_findings(findings),
-        *(make_output_sections(output) for output in analysis.outputs),
+        *[make_output_sections(output) for output in analysis.outputs],
         compose_section("Learning curves", make_charts(curves) if curves else ""),
         compose_section("Slices, the weakest first", make_table(show_slices(slices)), describe_rest(slices, SLICES)),
         compose_section("What the model uses", show_importance(known.columns)),
@@ -115,7 +120,7 @@ def list_findings(
 ) -> list[Finding]:
     """Returns all findings, the most important first."""
     findings = [Finding("metric", f"{name} is missing: {why}", "") for name, why in analysis.missing.items()]
-    findings += judge_units(predictions.units)
+    findings += judge_group_count(predictions.units)
     findings += find_all(analysis.outputs, slices, known, is_calibrated=is_calibrated)
     return findings
 
@@ -126,18 +131,22 @@ def list_slices(
     """Returns the slices of all outputs, the weak ones first. With `count` 0 they have no intervals."""
     read = np.arange(min(len(predictions.table), MAX_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
-    sliced = [name_decided(output) for output in outputs]
-    sliced += [take_coverage(output) for output in outputs if len(output.facts.get("covered", ()))]
+    sliced = [name_measure_at_threshold(output) for output in outputs]
+    for output in outputs:
+        if len(output.facts.get("covered", ())):
+            sliced.append(take_coverage(output))
     slices: list[Row] = []
     for output in sliced:
         slices += find_slices(predictions, output, columns, read=read, count=count)
     return sorted(slices, key=lambda row: not row["is_weak"])
 
 
-def name_decided(output: OutputAnalysis) -> OutputAnalysis:
+def name_measure_at_threshold(output: OutputAnalysis) -> OutputAnalysis:
     """Renames the measure of an analysis to `..._at_threshold` if a threshold was chosen."""
     name = f"{output.measure}_at_threshold"
-    return replace(output, measure=name) if name in output.estimates else output
+    if name in output.estimates:
+        return replace(output, measure=name)
+    return output
 
 
 def take_coverage(output: OutputAnalysis) -> OutputAnalysis:
@@ -148,9 +157,11 @@ def take_coverage(output: OutputAnalysis) -> OutputAnalysis:
 def describe_examples(predictions: Predictions, outputs: Sequence[OutputAnalysis], options: EvaluationOptions) -> str:
     """Returns a line that says which examples the numbers cover."""
     kept = f"{len(predictions.table):,}"
-    of = f"a fixed sample of {kept} of the {predictions.examples:,}" if predictions.is_sample else f"all {kept}"
+    which = f"all {kept}"
+    if predictions.is_sample:
+        which = f"a fixed sample of {kept} of the {predictions.examples:,}"
     weighted = ", weighted" if predictions.weights() is not None else ""
-    line = f"The figures are of {of} examples of the {predictions.split} split{weighted}."
+    line = f"The figures are of {which} examples of the {predictions.split} split{weighted}."
     for output in outputs:
         if len(output.rows) < len(predictions.table):
             label = f"{output.name}: " if output.name else ""
@@ -168,8 +179,9 @@ def add_prefix(output: OutputAnalysis, name: str) -> str:
 def make_output_sections(output: OutputAnalysis) -> str:
     """Returns the sections of one output: metrics and charts."""
     label = f"{output.name}: " if output.name else ""
+    estimates = [{"metric": name, "value": estimate} for name, estimate in output.estimates.items()]
     tables = {
-        "": [{"metric": name, "value": estimate} for name, estimate in output.estimates.items()],
+        "": estimates,
         "Confused most often": output.facts.get("confused", []),
         "Quantiles of the absolute error": output.facts.get("quantiles", []),
         f"Thresholds of the probability of {output.facts.get('positive')}": output.facts.get("thresholds", []),
@@ -193,12 +205,16 @@ def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
         return ""
     names = [row["column"] for row in shown]
     estimates = [row["importance"] for row in shown]
-    limit = max(1e-9, *(estimate.high for estimate in estimates), *(estimate.value for estimate in estimates))
+    limit = 1e-9
+    for estimate in estimates:
+        limit = max(limit, estimate.high, estimate.value)
     bars = draw_rates("importance", names, estimates, limit=limit)
-    rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
+    rows = []
+    for row in columns[:MAX_SHOWN]:
+        rows.append({"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]})
     measure = shown[0]["measure"]
     about = f"How much the {measure} grows if a column is shuffled; and how good a model of that column alone is."
-    return f'<p class="faint">{about}</p><div class="side"><div>{bars}</div>{make_table(rows[:MAX_SHOWN])}</div>'
+    return f'<p class="faint">{about}</p><div class="side"><div>{bars}</div>{make_table(rows)}</div>'
 
 
 def show_slices(slices: Sequence[Row]) -> list[Row]:

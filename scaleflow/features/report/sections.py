@@ -10,14 +10,15 @@ from scaleflow.interfaces.hooks import KeptPredictions, ReportSection
 from scaleflow.pages.html import compose_section, make_table
 
 
-def make_added_sections(kept: KeptPredictions, tell: Callable[[str], None]) -> list[str]:
-    """Returns the sections of features in HTML. If one fails, calls `tell` with the feature's name and the error."""
-    made: list[str] = []
+def make_added_sections(kept: KeptPredictions, note: Callable[[str], None]) -> list[str]:
+    """Returns the sections of features in HTML. If one fails, calls `note` with the feature's name and the error."""
+    sections: list[str] = []
     for feature in list_features().values():
-        with guard_extra(f"the sections of the feature {feature.name} in the report", tell):
+        with guard_extra(f"the sections of the feature {feature.name} in the report", note):
             if feature.report and feature.is_used(kept.plan):
-                made += [format_section(each) for each in import_named(feature.report)(kept)]
-    return made
+                make_sections = import_named(feature.report)
+                sections += map(format_section, make_sections(kept))
+    return sections
 
 
 def format_section(section: ReportSection) -> str:

@@ -76,28 +76,28 @@ def find_slices(
     if not weights.sum():
         return []
     mean = float(np.average(scores, weights=weights))
-    found = divide_examples(analysis, columns, read, weights, mean)
-    is_weak = judge_slices(predictions, analysis, found, weights, mean)
+    slices = divide_examples(analysis, columns, read, weights, mean)
+    is_weak = judge_slices(predictions, analysis, slices, weights, mean)
     rows = []
-    for n, each in enumerate(found):
+    for n, part in enumerate(slices):
         low = high = math.nan
         if n < MAX_INTERVALS and count:
-            intervals = predictions.make_intervals(analysis.rows[each.places])
-            estimate = intervals.mean(scores[each.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
+            intervals = predictions.make_intervals(analysis.rows[part.places])
+            estimate = intervals.mean(scores[part.places], is_error=analysis.is_error, is_rate=not analysis.is_error)
             low = estimate.low
             high = estimate.high
         rows.append(
             {
                 "output": analysis.name,
-                "column": each.column,
-                "slice": each.label,
-                "examples": len(each.places),
-                "share": each.share,
+                "column": part.column,
+                "slice": part.label,
+                "examples": len(part.places),
+                "share": part.share,
                 "metric": analysis.measure,
-                "value": each.value,
+                "value": part.value,
                 "low": low,
                 "high": high,
-                "difference": each.value - mean,
+                "difference": part.value - mean,
                 "is_weak": is_weak[n],
             }
         )
@@ -117,7 +117,7 @@ def divide_examples(
     _, known, in_columns = np.intersect1d(analysis.rows, read, assume_unique=True, return_indices=True)
     divided = [(name, values, np.arange(len(scores))) for name, values in analysis.groups.items()]
     divided += [(name, values[in_columns], known) for name, values in columns.items()]
-    found = []
+    slices = []
     for column, values, candidates in divided:
         for label, is_inside in divide_values(values):
             places = candidates[is_inside]
@@ -125,8 +125,8 @@ def divide_examples(
             if has_enough and weights[places].sum():
                 value = float(np.average(scores[places], weights=weights[places]))
                 excess = value - mean if analysis.is_error else mean - value
-                found.append(Slice(column, label, places, len(places) / len(candidates), value, excess))
-    return sorted(found, key=lambda each: -each.excess)
+                slices.append(Slice(column, label, places, len(places) / len(candidates), value, excess))
+    return sorted(slices, key=lambda part: -part.excess)
 
 
 def judge_slices(
@@ -143,16 +143,16 @@ def judge_slices(
     deviation = math.sqrt(float(np.average((scores - mean) ** 2, weights=weights)))
     limit = NormalDist().inv_cdf(1 - ERROR / 2 / max(1, len(slices)))
     least_gap = max(0.0 if analysis.is_error else MIN_GAP, MIN_GAP_SHARE * abs(mean))
-    judged = []
-    for each in slices:
-        places = each.places
+    are_weak = []
+    for part in slices:
+        places = part.places
         error = deviation / math.sqrt(len(places))
         if units is not None:  # standard error of the slice's mean, over units
             deviations = weights[places] * (scores[places] - mean)
             sums = np.bincount(units.numbers[analysis.rows[places]], deviations)
             error = math.sqrt(float(np.square(sums).sum())) / float(weights[places].sum())
-        judged.append(each.excess >= least_gap and each.excess > limit * error)
-    return judged
+        are_weak.append(part.excess >= least_gap and part.excess > limit * error)
+    return are_weak
 
 
 def divide_values(values: Array) -> Iterator[tuple[str, Array]]:
@@ -176,9 +176,12 @@ def divide_ranges(numbers: Array, known: Array, unit: str) -> Iterator[tuple[str
     """Yields five ranges of numbers with about the same number of examples."""
     ends = [-math.inf, *np.unique(np.quantile(known, QUANTILES)), math.inf]
     for low, high in pairwise(ends):
-        parts = [f"above {format_number(low)}" if low > -math.inf else "", f"up to {format_number(high)}"]
-        words = " ".join(part for part in parts[: 2 if high < math.inf else 1] if part)
-        yield f"{words}{unit}", (numbers > low) & (numbers <= high)
+        words = []
+        if low > -math.inf:
+            words.append(f"above {format_number(low)}")
+        if high < math.inf:
+            words.append(f"up to {format_number(high)}")
+        yield f"{' '.join(words)}{unit}", (numbers > low) & (numbers <= high)
 
 
 def divide_texts(values: Array) -> Iterator[tuple[str, Array]]:
