@@ -13,7 +13,7 @@ from typing import Any
 
 from scaleflow import cluster as package
 from scaleflow.interfaces import Cluster, Plan, Rule
-from scaleflow.interfaces.features import import_named, list_features, tell_problem
+from scaleflow.interfaces.features import import_named, list_features, report_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,27 @@ def list_engines() -> Mapping[str, ClusterEngine]:
     engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
     for feature in list_features().values():
         for place in feature.engines:
-            try:
+            with report_problems(feature.name, f"its engine {place} is skipped"):
                 engine = import_named(place)
-                if not isinstance(engine, ClusterEngine):
-                    raise TypeError(f"{place} is no ClusterEngine")
+                check_engine(engine, place)
                 if engine.name in [each.name for each in engines]:
                     raise ValueError(f"there is an engine {engine.name} already")
-            except Exception as error:  # the code of another package
-                tell_problem(feature.name, f"its engine {place} is skipped: {type(error).__name__}: {error}")
-                continue
-            engines.append(engine)
+                engines.append(engine)
     return {engine.name: engine for engine in sorted(engines, key=lambda engine: (len(engine.own_keys), engine.name))}
+
+
+def check_engine(engine: Any, place: str) -> None:
+    """Raises TypeError if an engine of a feature could not be listed with the others."""
+    if not isinstance(engine, ClusterEngine):
+        raise TypeError(f"{place} is no ClusterEngine")
+    if not isinstance(engine.name, str) or not engine.name.isidentifier():
+        raise TypeError(f"its name {engine.name!r} is no identifier")
+    if not (isinstance(engine.section, type) and issubclass(engine.section, Cluster)):
+        raise TypeError(f"its section {engine.section!r} is no subclass of Cluster")
+    engine.section()
+    for rule in engine.rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules has {rule!r}, which is no Rule")
 
 
 def find_engine(cluster: Cluster) -> ClusterEngine:

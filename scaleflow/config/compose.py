@@ -54,7 +54,7 @@ from scaleflow.config.words import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
-from scaleflow.interfaces.features import Feature, import_named, list_features, tell_problem
+from scaleflow.interfaces.features import Feature, import_named, list_features, report_problems
 from scaleflow.interfaces.secret_masking import (
     find_secrets,
     find_typed_secrets,
@@ -492,12 +492,8 @@ def check_job_of_feature(feature: Feature, keys: DictConfig) -> None:
 
     Raises ConfigError if the check refuses the keys of the feature's group.
     """
-    try:
+    with report_problems(feature.name, f"its check {feature.check_job} is skipped", may_refuse=True):
         import_named(feature.check_job)(keys)
-    except ConfigError:
-        raise
-    except Exception as error:  # the code of another package
-        tell_problem(feature.name, f"its check {feature.check_job} is skipped: {type(error).__name__}: {error}")
 
 
 #: One or more folders with the user's own options.

@@ -33,7 +33,14 @@ from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training
-from scaleflow.interfaces.features import Feature, import_named, list_features, list_sections, tell_problem
+from scaleflow.interfaces.features import (
+    Feature,
+    import_named,
+    list_features,
+    list_sections,
+    report_problems,
+    tell_problem,
+)
 from scaleflow.interfaces.versions import to_series
 
 #: Each entry: the package, its first version that works, the key, the condition, and an alternative.
@@ -106,13 +113,11 @@ def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:
     """
     if not feature:
         return is_applicable(rule, plan)
-    try:
-        applies = is_applicable(rule, plan)
-        if applies:
+    applies = False
+    with report_problems(feature, f"the rule {rule.when!r} is skipped"):
+        if is_applicable(rule, plan):
             explain_rule(rule, plan)
-    except Exception as error:  # the code of another package
-        tell_problem(feature, f"the rule {rule.when!r} is skipped: {type(error).__name__}: {error}")
-        return False
+            applies = True
     return applies
 
 
@@ -324,14 +329,12 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
 
 def fill_in_values(plan: Plan, feature: Feature) -> Plan:
     """Returns a plan with values instead of a feature's placeholders. Raises ConfigError if there are no values."""
-    try:
-        filled: Plan = import_named(feature.fill_in)(plan)
-    except ConfigError:
-        raise
-    except Exception as error:  # the code of another package
-        tell_problem(feature.name, f"it cannot check the config: {type(error).__name__}: {error}")
-        return plan
-    return filled
+    with report_problems(feature.name, "it cannot check the config", may_refuse=True):
+        filled = import_named(feature.fill_in)(plan)
+        if not isinstance(filled, Plan):
+            raise TypeError(f"{feature.fill_in} returns no Plan")
+        plan = filled
+    return plan  # noqa: RET504 (the block may fail)
 
 
 def check_optimizer_arguments(target: Target) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from scaleflow.interfaces.clock import CLOCK
-from scaleflow.interfaces.features import import_feature_events
+from scaleflow.interfaces.features import import_feature_events, report_problems
 
 #: How a run ended, in MLflow's words.
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -36,6 +36,9 @@ class Event:
 
     def __init_subclass__(cls, event: str = "") -> None:
         if event:  # without a name it is a base class of several kinds
+            known = KINDS.get(event)
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"there is an event {event} already, in {known.__module__}")
             cls.event = event
             KINDS[event] = dataclass(frozen=True)(cls)
 
@@ -316,6 +319,14 @@ class RunRefused(Event, event="refused"):
     died: bool = False  # whether a process died; then the exit code is 1 instead of 2
 
 
+def read_tags(event: Event) -> dict[str, str]:
+    """Returns the tags that an event sets in the store; none, with a message, if its class fails."""
+    tags: dict[str, str] = {}
+    with report_problems(type(event).__module__, f"the tags of its event {event.event} are left out"):
+        tags = {str(name): str(value) for name, value in event.list_tags().items()}
+    return tags  # noqa: RET504 (the block may fail)
+
+
 def to_fields(event: Event) -> dict[str, Any]:
     """Returns the fields of an event for a line of `events.jsonl`, without fields that are None."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
@@ -332,5 +343,5 @@ def parse_event(line: Mapping[str, Any]) -> Event | None:
         return None
     try:
         return kind(**{key: value for key, value in line.items() if key != "event"})
-    except TypeError:
+    except Exception:  # other fields, or a class of another package that refuses them
         return None

@@ -9,6 +9,23 @@ from collections.abc import Callable, Iterator
 
 from scaleflow.errors import read_reason
 
+#: The exit code of a process that SIGTERM stops.
+TERMINATED = 143
+
+
+@contextlib.contextmanager
+def catch_any() -> Iterator[None]:
+    """Turns `sys.exit` in other people's code into a RuntimeError, which can be caught like any other error.
+
+    Not the exit that SIGTERM asks for.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == TERMINATED:
+            raise
+        raise RuntimeError(f"it calls sys.exit({error.code!r})") from error
+
 
 @contextlib.contextmanager
 def guard_extra(
@@ -22,7 +39,8 @@ def guard_extra(
         must_end: returns whether an error must be raised, such as the loss of another process.
     """
     try:
-        yield
+        with catch_any():
+            yield
     except Exception as error:  # an extra may fail in any way
         if must_end is not None and must_end(error):
             raise

@@ -1,5 +1,6 @@
 """Checks the declaration of a feature from another package, so that its mistakes do not end runs without it."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
@@ -21,9 +22,10 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
     "defaults": (str, Mapping),
 }
 
-#: The fields that are mappings, texts or functions.
-MAPPINGS = ("public_names", "command_files", "compared_models", "key_names")
+#: The fields that are mappings from texts to texts, or texts.
+MAPPINGS = ("public_names", "compared_models", "key_names")
 TEXTS = (
+    "about",
     "conf",
     "group",
     "check",
@@ -38,19 +40,25 @@ TEXTS = (
 )
 
 
-def check_declaration(feature: Any, classes: Mapping[str, type]) -> None:
+def check_declaration(feature: Any, classes: Mapping[str, type], untrained_runs: type) -> None:
     """Raises ValueError if a field of a feature is invalid. The text names the field and the reason.
 
-    `classes` has the item classes of more fields, such as `commands`.
+    Args:
+        classes: the item classes of more fields, such as `commands`.
+        untrained_runs: the class of this field.
     """
     name = feature.name
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"its name {name!r} is no identifier")
     check_types(feature, classes)
+    if feature.untrained_runs is not None:
+        check_items("untrained_runs", [feature.untrained_runs], untrained_runs)
+        check_texts(feature.untrained_runs, "untrained_runs")
     if feature.section is not None:
-        check_section(feature.section, feature.group or name)
+        check_section(feature.section, feature.config_group)
+    check_ignored_keys(feature)
     if feature.conf:
-        check_conf(feature.conf, feature.defaults)
+        check_conf(feature)
     elif feature.defaults:
         raise ValueError("it has defaults, but no conf, the package with these options")
 
@@ -58,9 +66,13 @@ def check_declaration(feature: Any, classes: Mapping[str, type]) -> None:
 def check_types(feature: Any, classes: Mapping[str, type]) -> None:
     for field, kind in {**ITEMS, **classes}.items():
         check_items(field, getattr(feature, field), kind)
+    check_commands(feature)
     for field in MAPPINGS:
-        if not isinstance(getattr(feature, field), Mapping):
-            raise ValueError(f"{field} is no mapping")
+        check_mapping(field, getattr(feature, field))
+        check_items(field, list(getattr(feature, field).values()), str)
+    check_mapping("command_files", feature.command_files)
+    for patterns in feature.command_files.values():
+        check_items("command_files", patterns, str)
     for field in TEXTS:
         if not isinstance(getattr(feature, field), str):
             raise ValueError(f"{field} is no text")
@@ -70,6 +82,30 @@ def check_types(feature: Any, classes: Mapping[str, type]) -> None:
         raise ValueError("changes_training is neither True nor False")
     if not callable(feature.is_used):
         raise ValueError("is_used is no function")
+
+
+def check_commands(feature: Any) -> None:
+    """Raises ValueError if a field of a command or of a placeholder has a wrong type."""
+    for command in feature.commands:
+        check_texts(command, f"the command {command.name}", others=("place", "other_names"))
+        check_items("other_names", command.other_names, str)
+        if not isinstance(command.place, int):
+            raise ValueError(f"place of the command {command.name} is no whole number")
+    for placeholder in feature.placeholders:
+        check_texts(placeholder, "a placeholder")
+
+
+def check_mapping(field: str, mapping: Any) -> None:
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{field} is no mapping")
+    check_items(field, list(mapping), str)
+
+
+def check_texts(item: Any, name: str, others: Sequence[str] = ()) -> None:
+    """Raises ValueError if a field of a dataclass is no text, except for `others`."""
+    for field in fields(item):
+        if field.name not in others and not isinstance(getattr(item, field.name), str):
+            raise ValueError(f"{field.name} of {name} is no text")
 
 
 def check_items(field: str, items: Any, kind: type | tuple[type, ...]) -> None:
@@ -101,21 +137,75 @@ def check_section(section: Any, group: str) -> None:
             raise ValueError(f"the core has a key {group}.{key.name} already")
 
 
-def check_conf(package: str, defaults: Sequence[str | Mapping[str, str]]) -> None:
-    """Raises ValueError if the package with config options does not exist, or lacks one of the defaults."""
-    from omegaconf import OmegaConf  # only for features of other packages
+def check_ignored_keys(feature: Any) -> None:
+    """Raises ValueError if a feature wants keys of others ignored: then runs that differ would count as the same."""
+    group = feature.config_group
+    own = {each.name for each in fields(feature.section)} if feature.section is not None else set()
+    is_own_group = group not in get_type_hints(Plan)
+    for key in feature.ignored_keys:
+        section, _, name = key.partition(".")
+        if section != group or (name not in own and not (is_own_group and not name)):
+            raise ValueError(f"ignored_keys has {key}, which is no key of the feature")
 
+
+def check_conf(feature: Any) -> None:
+    """Raises ValueError if the package with config options does not exist, or if the options that every config
+    includes could make other people's configs invalid.
+    """
+    package = feature.conf
     folders = list_package_folders(package)
     if not folders:
         raise ValueError(f"conf={package}: there is no such package")
-    for option in list_default_files(defaults):
+    for entry in feature.defaults:
+        if isinstance(entry, Mapping):
+            for group in entry:
+                if group != feature.config_group or group in get_type_hints(Plan):
+                    raise ValueError(f"defaults has an option of {group!r}, which is no config group of the feature")
+        elif any(Path(folder, f"{entry}.yaml").is_file() for folder in list_package_folders("scaleflow.conf")):
+            raise ValueError(f"defaults has {entry}, which is a file of the core")
+    for option in list_default_files(feature.defaults):
         files = [folder / option for folder in folders if (folder / option).is_file()]
         if not files:
             raise ValueError(f"conf={package}: it has no file {option}, which defaults names")
-        try:
-            OmegaConf.load(files[0])
-        except Exception as error:  # the parser raises many types
-            raise ValueError(f"conf={package}: {option} cannot be read: {' '.join(str(error).split())}") from error
+        check_option(feature, files[0], option)
+
+
+def check_option(feature: Any, file: Path, option: str) -> None:
+    """Raises ValueError if an option that every config includes cannot be read, or sets anything but plain values of
+    the feature's keys.
+    """
+    where = f"conf={feature.conf}: {option}"
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = read_option(text)
+    except Exception as error:  # the parser raises many types
+        raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
+    found = re.search(r"^# @package (\S+)", text, re.MULTILINE)
+    package = found[1] if found else option.rpartition("/")[0]
+    keys = content
+    if package in ("", "_global_"):
+        others = [key for key in content if key != feature.config_group]
+        if others:
+            raise ValueError(f"{where} sets {others[0]}, which is no config group of the feature")
+        keys = content.get(feature.config_group) or {}
+    elif package not in ("_group_", feature.config_group):
+        raise ValueError(f"{where} sets keys of {package}, which is no config group of the feature")
+    own = {each.name for each in fields(feature.section)} if feature.section is not None else set()
+    for key, value in keys.items():
+        if key not in own:
+            raise ValueError(f"{where} sets {feature.config_group}.{key}, which is no key of its section")
+        if "${" in str(value) or "???" in str(value):
+            raise ValueError(f"{where}: {key} has the default {value}; write a plain value")
+
+
+def read_option(text: str) -> Mapping[str, Any]:
+    """Returns the keys of a YAML file. Raises TypeError if it has none."""
+    from omegaconf import OmegaConf  # only for features of other packages
+
+    content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    if not isinstance(content, Mapping):
+        raise TypeError("it has no keys")
+    return {str(key): value for key, value in content.items()}
 
 
 def list_package_folders(package: str) -> list[Path]:

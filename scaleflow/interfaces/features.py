@@ -11,6 +11,7 @@ are refused as unknown, and everything else works. Every command reads all decla
 they name modules as text, which are imported on use.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,6 +23,7 @@ from typing import Any, Literal
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.config import Plan, Rule
+from scaleflow.interfaces.extras import catch_any
 from scaleflow.interfaces.feature_check import check_declaration, list_package_folders
 
 #: The group of entry points of installed packages.
@@ -98,7 +100,8 @@ class Feature:
     compared_models: Mapping[str, str] = field(default_factory=dict)
     #: The package with its config options, in a folder per group as in scaleflow's conf/; "": no options.
     conf: str = ""
-    #: The options from `conf` that every config includes, as entries of Hydra's list of defaults.
+    #: The options from `conf` that every config includes, as entries of Hydra's list of defaults. They set keys of
+    #: `section` to plain values.
     defaults: Sequence[str | Mapping[str, str]] = ()
     section: type | None = None  # the dataclass of its keys, all with defaults; `Plan.of` returns them
     #: The config group that contains the keys. "": the feature's own group, with its name.
@@ -165,11 +168,25 @@ class Feature:
         """Returns whether a plan uses the feature. If `is_used` fails, a message reports it, and the feature is not
         used.
         """
+        is_used = False
+        with report_problems(self.name, "it cannot say if a run uses it"):
+            is_used = bool(self.is_used(plan))
+        return is_used  # noqa: RET504 (the block may fail)
+
+    def check_use(self, plan: Plan) -> None:
+        """Raises ConfigError if a run sets keys of a feature that changes training, and `is_used` fails: without the
+        feature, the trained model would differ from the config.
+        """
+        is_set = self.section is not None and plan.of(self.section) != self.section()
+        if not self.changes_training or not is_set:
+            return
         try:
-            return bool(self.is_used(plan))
+            self.is_used(plan)
         except Exception as error:  # the code of another package
-            tell_problem(self.name, f"it cannot say if a run uses it: {type(error).__name__}: {error}")
-            return False
+            raise ConfigError(
+                f"the feature {self.name}: it changes what the model is trained on, and cannot say if this run uses it "
+                f"({type(error).__name__}: {error}); repair its package, or leave out its keys"
+            ) from error
 
 
 @cache
@@ -187,22 +204,12 @@ def list_features() -> Mapping[str, Feature]:
     features: dict[str, Feature] = {}
     installed: set[str] = set()
     for source, is_installed, load in list_declarations():
-        try:
-            feature = load()
-            if not isinstance(feature, Feature):
-                raise TypeError(f"{type(feature).__name__} is no Feature")
-        except Exception as error:
-            skip_feature(source, f"it cannot be imported: {error}")
-            continue
-        try:
-            if is_installed:
-                check_declaration(feature, {"commands": Command, "placeholders": Placeholder})
-        except ValueError as mistake:
-            skip_feature(feature.name, str(mistake))
+        feature = load_declaration(source, is_installed, load)
+        if feature is None:
             continue
         if feature.name in features:
             raise ConfigError(f"{source}: there is another feature {feature.name!r}; uninstall one of the two packages")
-        taken = find_taken_key(feature, features.values())
+        taken = find_taken_key(feature, features.values()) or find_taken_default(feature, features.values())
         if taken:
             skip_feature(feature.name, taken)
             continue
@@ -211,6 +218,29 @@ def list_features() -> Mapping[str, Feature]:
             installed.add(feature.name)
     names = sorted(features, key=lambda name: (name in installed, name))
     return order_by_needs({name: features[name] for name in names})
+
+
+def load_declaration(source: str, is_installed: bool, load: Callable[[], Any]) -> Feature | None:
+    """Imports a declaration and checks it. Returns None, with a message, if it is skipped.
+
+    What another package prints meanwhile goes to standard error: standard output is the answer of the command.
+    """
+    feature: Any = None
+    try:
+        with catch_any(), contextlib.redirect_stdout(sys.stderr) if is_installed else contextlib.nullcontext():
+            feature = load()
+            if not isinstance(feature, Feature):
+                raise TypeError(f"{type(feature).__name__} is no Feature")
+    except Exception as error:  # the code of another package
+        skip_feature(source, f"it cannot be imported: {error}")
+        return None
+    try:
+        if is_installed:
+            check_declaration(feature, {"commands": Command, "placeholders": Placeholder}, UntrainedRuns)
+    except ValueError as mistake:
+        skip_feature(feature.name, str(mistake))
+        return None
+    return feature
 
 
 def list_declarations() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
@@ -233,6 +263,18 @@ def find_taken_key(feature: Feature, others: Iterable[Feature]) -> str:
         for key in fields(other.section):
             if key.name in keys:
                 return f"the feature {other.name} has a key {other.config_group}.{key.name} already"
+    return ""
+
+
+def find_taken_default(feature: Feature, others: Iterable[Feature]) -> str:
+    """Describes which other feature has a default option of this one, which Hydra would refuse; "" without conflict."""
+    for other in others:
+        for entry in feature.defaults:
+            names = [entry] if isinstance(entry, str) else list(entry)
+            for each in other.defaults:
+                for name in names:
+                    if name == each or (isinstance(each, Mapping) and name in each):
+                        return f"the feature {other.name} has a default option {name} already"
     return ""
 
 
@@ -264,6 +306,24 @@ def skip_feature(source: str, why: str) -> None:
 def tell_problem(name: str, problem: str) -> None:
     """Reports once on standard error what does not work in a feature."""
     print(f"scaleflow: the feature {name}: {problem}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def report_problems(name: str, what: str, may_refuse: bool = False) -> Iterator[None]:
+    """Catches errors of a feature's code in the block, and reports them once on standard error.
+
+    Args:
+        name: the feature.
+        what: what does not work, such as `its check a:b is skipped`.
+        may_refuse: whether a ConfigError of the block is a refusal of the feature, which is raised.
+    """
+    try:
+        with catch_any():
+            yield
+    except Exception as error:  # the code of another package
+        if may_refuse and isinstance(error, ConfigError):
+            raise
+        tell_problem(name, f"{what}: {type(error).__name__}: {error}")
 
 
 def import_named(place: str) -> Any:
@@ -305,10 +365,8 @@ def import_feature_events() -> None:
     """Imports the modules that define features' events, which registers their kinds."""
     for feature in list_features().values():
         for module in feature.events:
-            try:
+            with report_problems(feature.name, f"its events {module} are skipped"):
                 import_module(module)
-            except Exception as error:  # the code of another package
-                tell_problem(feature.name, f"its events {module} are skipped: {type(error).__name__}: {error}")
 
 
 def list_ignored_keys() -> list[str]:

@@ -153,8 +153,9 @@ class WorkerHook:
 
     A process makes one object and calls its methods from top to bottom, so it can keep earlier results in attributes.
     Within a phase, a feature comes after the features that it needs. An error in a hook becomes a note with the
-    feature's name, and does not end the run. Only an error in `draw_examples` or `change_feed` ends it, before `ready`:
-    without them, the trained model would differ from the config.
+    feature's name, and does not end the run. Only an error in `draw_examples` or `change_feed` ends it, before `ready`,
+    and one in `explain_no_folds` of a feature that changes the training: without them, the trained model would differ
+    from the config.
     """
 
     def explain_no_folds(self, plan: Plan) -> str:

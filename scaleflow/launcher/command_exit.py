@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scaleflow.interfaces.extras import TERMINATED as TERMINATED
+
 FINISHED = 0
 FAILED = 1
 REFUSED = 2
 NOT_PROMOTED = 3
 INTERRUPTED = 130
-TERMINATED = 143
 
 #: The flag of every command that prints one JSON object as the last line of standard output.
 JSON = "--json"

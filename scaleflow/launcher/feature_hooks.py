@@ -40,7 +40,7 @@ class FeatureHooks:
         files: list[Path] = []
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
-                files += hook.after_folds(kept)
+                files += [Path(file).resolve(strict=True) for file in hook.after_folds(kept)]
         return files
 
     def describe_end(self) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ class FeatureHooks:
         rows: list[tuple[str, str]] = []
         for name, hook in self._hooks.items():
             with guard_extra(f"the feature {name}", self._run.print_note):
-                rows += hook.describe_end()
+                rows += [(str(label), str(text)) for label, text in hook.describe_end()]
         return rows
 
     def after_run(self, answer: Mapping[str, Any]) -> None:

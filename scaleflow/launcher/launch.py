@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.events import Event
-from scaleflow.interfaces.features import Feature, find_placeholders, import_named, list_features, tell_problem
+from scaleflow.interfaces.features import Feature, find_placeholders, import_named, list_features, report_problems
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -176,7 +176,10 @@ def answer_run(folder: Path) -> dict[str, Any]:
     if not run.is_ready:
         return {}
     values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}
-    result = {} if run.result is None else run.result.to_values()
+    result: Mapping[str, Any] = {}
+    if run.result is not None:
+        with report_problems(run.result.event, "its values for --json are left out"):
+            result = dict(run.result.to_values())
     return {**values, **result, "folder": str(folder.absolute()), "error": run.error or None}
 
 
@@ -293,13 +296,12 @@ def complete_run(run: PreparedRun, features: Sequence[Feature], stop: StopReques
         return launch_completed_run(other, adopts=False, stop=stop)
 
     for feature in features:
-        try:
-            completed: PreparedRun | Outcome = import_named(feature.before_run)(run, launch_other, stop)
-        except ConfigError:
-            raise
-        except Exception as error:  # the code of another package
-            tell_problem(feature.name, f"before the run: {type(error).__name__}: {error}")
-            continue
+        completed: PreparedRun | Outcome = run
+        with report_problems(feature.name, "before the run", may_refuse=True):
+            returned = import_named(feature.before_run)(run, launch_other, stop)
+            if not isinstance(returned, PreparedRun | Outcome):
+                raise TypeError(f"{feature.before_run} returns neither a PreparedRun nor an Outcome")
+            completed = returned
         if isinstance(completed, Outcome):
             return completed
         run = completed

@@ -34,7 +34,7 @@ from scaleflow.interfaces.features import (
     find_untrained_runs,
     import_named,
     list_features,
-    tell_problem,
+    report_problems,
 )
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
@@ -306,12 +306,8 @@ def run_feature_check(feature: Feature, plan: Plan) -> None:
 
     Raises ConfigError if the check refuses the plan.
     """
-    try:
+    with report_problems(feature.name, f"its check {feature.check} is skipped", may_refuse=True):
         import_named(feature.check)(plan)
-    except ConfigError:
-        raise
-    except Exception as error:  # the code of another package
-        tell_problem(feature.name, f"its check {feature.check} is skipped: {type(error).__name__}: {error}")
 
 
 def note_copies(plan: Plan) -> str | None:

@@ -60,7 +60,7 @@ def run_end_tasks(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str
             continue
         with guard_extra(f"the feature {feature.name}", print_note):
             task: EndTask = import_named(feature.end_task)()
-            rows += task.run(monitor, is_recorded)
+            rows += [(str(label), str(text)) for label, text in task.run(monitor, is_recorded)]
     return rows
 
 

@@ -38,6 +38,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
 from scaleflow.interfaces.hooks import ReadData, TrainingData, WorkerHook
+from scaleflow.runs.event_log import format_line
 from scaleflow.runs.objects import KERAS_FILE
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
@@ -102,10 +103,14 @@ def make_look(
             earlier=known or None,
             workers=workers,
             emit=emit,
-            emit_late=late,
+            emit_late=emit_late,
         )
         schema.update(call_after_data(hooks, data))
         return schema
+
+    def emit_late(event: Event) -> None:
+        format_line(event)  # fails in the hook that emits it, and not later
+        late(event)
 
     return look
 
@@ -172,7 +177,7 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
         earlier=earlier,
         look=look,
         folds=folds,
-        no_folds=explain_no_folds(hooks, plan),
+        no_folds=explain_no_folds(hooks, plan, emit),
     )
     assert splits.learned is not None
     changes = find_changes(plan, splits.learned, emit)

@@ -134,7 +134,7 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     earlier = read_record(task)
     rule = plan.dataset.split
     hooks = load_hooks(plan, emit)
-    no_folds = explain_no_folds(hooks, plan)
+    no_folds = explain_no_folds(hooks, plan, emit)
     data = open_evaluation_data(plan, task, earlier, runtime=runtime, no_folds=no_folds, emit=emit)
     plan = data.plan
     if data.split != ALL and not task.is_new:

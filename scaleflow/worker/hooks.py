@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError, RunError
+from scaleflow.errors import ConfigError, RunError, ScaleflowError, read_reason
 from scaleflow.interfaces import Feed, Plan
 from scaleflow.interfaces.events import Emit, Note
-from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.extras import catch_any, guard_extra
 from scaleflow.interfaces.features import import_named, list_features
 from scaleflow.interfaces.hooks import (
     DrawnExamples,
@@ -20,7 +22,7 @@ from scaleflow.interfaces.hooks import (
     TrainingData,
     WorkerHook,
 )
-from scaleflow.worker.failures import guard, is_loss_of_peer
+from scaleflow.worker.failures import guard, is_loss_of_peer, is_out_of_memory
 
 
 def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
@@ -33,6 +35,7 @@ def load_hooks(plan: Plan, emit: Emit) -> dict[str, WorkerHook]:
     """
     hooks: dict[str, WorkerHook] = {}
     for feature in list_features().values():
+        feature.check_use(plan)
         if not feature.worker or not feature.is_used_by(plan):
             continue
         if feature.changes_training:
@@ -67,13 +70,41 @@ def refuses_run(error: Exception) -> bool:
     return isinstance(error, ConfigError) or is_loss_of_peer(error)
 
 
-def explain_no_folds(hooks: Mapping[str, WorkerHook], plan: Plan) -> str:
-    """Returns why the members of an ensemble cannot leave out parts of the training examples; "" if they can."""
-    for hook in hooks.values():
-        reason = hook.explain_no_folds(plan)
+def explain_no_folds(hooks: Mapping[str, WorkerHook], plan: Plan, emit: Emit) -> str:
+    """Returns why the members of an ensemble cannot leave out parts of the training examples; "" if they can.
+
+    Raises RunError if a feature fails that changes the training.
+    """
+    for name, hook in hooks.items():
+        reason = ""
+        feature = list_features().get(name)
+        if feature is not None and feature.changes_training:
+            with name_error(name):
+                reason = hook.explain_no_folds(plan)
+        else:
+            with guard_extra(f"the feature {name}", lambda text: emit(Note(text))):
+                reason = str(hook.explain_no_folds(plan))
         if reason:
             return reason
     return ""
+
+
+@contextlib.contextmanager
+def name_error(name: str) -> Iterator[None]:
+    """Turns errors of a feature that changes the training into a RunError with its name. Its own refusals stay.
+
+    Without the feature, the trained model would differ from the config.
+    """
+    try:
+        with catch_any():
+            yield
+    except Exception as error:  # the code of another package
+        if isinstance(error, ScaleflowError) or is_loss_of_peer(error) or is_out_of_memory(error):
+            raise
+        raise RunError(
+            f"the feature {name}: it changes what the model is trained on, and fails "
+            f"({type(error).__name__}: {read_reason(error)}); repair its package, or leave out its keys"
+        ) from error
 
 
 def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str, Any]:
@@ -81,7 +112,9 @@ def call_after_data(hooks: Mapping[str, WorkerHook], data: ReadData) -> dict[str
     kept: dict[str, Any] = {}
     for name, hook in hooks.items():
         with guard_extra(f"the feature {name}", lambda text: data.emit(Note(text)), refuses_run):
-            kept |= hook.after_data(data)
+            values = dict(hook.after_data(data))
+            json.dumps(values)  # the schema is written as JSON
+            kept |= values
     return kept
 
 
@@ -93,7 +126,10 @@ def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[
     drawing = ""
     drawn: DrawnExamples | None = None
     for name, hook in hooks.items():
-        found = hook.draw_examples(data)
+        with name_error(name):
+            found = hook.draw_examples(data)
+            if not isinstance(found, DrawnExamples | None):
+                raise TypeError(f"draw_examples returns {type(found).__name__}, and not DrawnExamples")
         if found is None:
             continue
         if drawn is not None:
@@ -107,8 +143,11 @@ def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[
 
 def change_feed(hooks: Mapping[str, WorkerHook], data: TrainingData, feed: Feed) -> Feed:
     """Passes the training feed through all hooks, which may change it. Raises ConfigError if one refuses the run."""
-    for hook in hooks.values():
-        feed = hook.change_feed(data, feed)
+    for name, hook in hooks.items():
+        with name_error(name):
+            feed = hook.change_feed(data, feed)
+            if not hasattr(feed, "fetch"):
+                raise TypeError(f"change_feed returns {type(feed).__name__}, and not a Feed")
     return feed
 
 

@@ -10,7 +10,9 @@ from scaleflow.testing import Events
 from tests.features.installed import install_feature, run_installed
 
 HEAD = """
+import sys
 from dataclasses import dataclass
+from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.interfaces.config import Rule
 from scaleflow.interfaces.features import Command, Feature
 
@@ -24,6 +26,8 @@ class CoreOptions:
 
 def fail(*values):
     raise KeyError("lost")
+
+ENGINE = ClusterEngine(name="mine", section=int)
 
 def say(**fields):
     command = dict(about="says something", module="no.such.module", group="tracked runs")
@@ -69,6 +73,56 @@ MISTAKES = {
         "pace: [\n",
         "bad_text is skipped: conf=bad_text.conf: bad_text/default.yaml cannot be read: ",
     ),
+    "no_keys": (
+        "section=Options, conf='no_keys.conf', defaults=({'no_keys': 'default'},)",
+        "- 1\n",
+        "no_keys is skipped: conf=no_keys.conf: no_keys/default.yaml cannot be read: it has no keys",
+    ),
+    "more_keys": (
+        "section=Options, conf='more_keys.conf', defaults=({'more_keys': 'default'},)",
+        "pace: 1\nspeed: 2\n",
+        "more_keys is skipped: conf=more_keys.conf: more_keys/default.yaml sets more_keys.speed, which is no key of ",
+    ),
+    "more_core_keys": (
+        "section=Options, group='tracking', conf='more_core_keys.conf', defaults=({'more_core_keys': 'default'},)",
+        YAML,
+        "more_core_keys is skipped: defaults has an option of 'more_core_keys', which is no ",
+    ),
+    "changes_core": (
+        "section=Options, conf='changes_core.conf', defaults=({'changes_core': 'default'},)",
+        "# @package _global_\ntraining:\n  epochs: 99\n",
+        "changes_core is skipped: conf=changes_core.conf: changes_core/default.yaml sets training, which is no config ",
+    ),
+    "nested": (
+        "section=Options, conf='nested.conf', defaults=({'nested': 'default'},)",
+        "defaults: [gone]\npace: 1\n",
+        "nested is skipped: conf=nested.conf: nested/default.yaml sets nested.defaults, which is no key of its section",
+    ),
+    "linked": (
+        "section=Options, conf='linked.conf', defaults=({'linked': 'default'},)",
+        "pace: ${gone.key}\n",
+        "linked is skipped: conf=linked.conf: linked/default.yaml: pace has the default ${gone.key}; ",
+    ),
+    "overriding": (
+        "section=Options, conf='overriding.conf', defaults=({'override strategy': 'mirrored'},)",
+        YAML,
+        "overriding is skipped: defaults has an option of 'override strategy', which is no ",
+    ),
+    "ignoring": (
+        "ignored_keys=('training',)",
+        "",
+        "ignoring is skipped: ignored_keys has training, which is no key of ",
+    ),
+    "no_section": (
+        "engines=('no_section.feature:ENGINE',)",
+        "",
+        "no_section: its engine no_section.feature:ENGINE is skipped: TypeError: its section <class 'int'> is no ",
+    ),
+    "no_place": ("commands=(say(name='no_place', place='last'),)", "", "no_place is skipped: place of the command "),
+    "no_names": ("commands=(say(name='no_names', other_names=4),)", "", "no_names is skipped: other_names is no tuple"),
+    "no_words": ("key_names={'a': 3}", "", "no_words is skipped: key_names has 3, which is of another type"),
+    "no_runs": ("untrained_runs=3", "", "no_runs is skipped: untrained_runs has 3, which is of another type"),
+    "leaving": ("about=sys.exit(3)", "", "the entry point leaving = "),
     "same_key": ("section=Options, group='training_pace'", "", ""),
     "same_keys": (
         "section=Options, group='training_pace'",
@@ -85,7 +139,7 @@ MISTAKES = {
         "",
         "seed_group is skipped: seed is a key of the core, and no group for the keys of its section",
     ),
-    "engine": ("engines=('engine.feature:ENGINE',)", "", "engine: its engine engine.feature:ENGINE is skipped: "),
+    "engine": ("engines=('engine.feature:GONE',)", "", "engine: its engine engine.feature:GONE is skipped: "),
     "unsure": ("is_used=fail, launcher='unsure.feature:A'", "", "unsure: it cannot say if a run uses it: KeyError: "),
     "no_hooks": ("launcher='no_hooks.feature:A', worker='no_hooks.feature:B'", "", ""),
     "odd_hooks": ("launcher='odd_hooks.feature:Options', worker='odd_hooks.feature:Options'", "", ""),

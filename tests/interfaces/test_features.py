@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import features
-from scaleflow.interfaces.features import Feature, list_features, order_by_needs
+from scaleflow.interfaces.features import Feature, find_taken_default, list_features, order_by_needs
 
 MINE = Feature(name="mine")
 DOCTOR = Feature(name="doctor")
@@ -98,3 +99,26 @@ def test_a_feature_comes_after_those_that_it_needs() -> None:
         "tools": Feature(name="tools"),
     }
     assert list(order_by_needs(given)) == ["alone", "last", "tools", "base", "again"]
+
+
+def test_what_a_package_prints_when_it_is_imported_is_no_answer_of_the_command(
+    found: list[EntryPoint], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "loud_feature.py").write_text("print('hello')\nraise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found.append(point("loud_feature:FEATURE"))
+    assert "doctor" in list_features()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "hello",
+        "scaleflow: the feature the entry point theirs = loud_feature:FEATURE is skipped: it cannot be imported: "
+        "it calls sys.exit(3)",
+    ]
+
+
+def test_two_features_cannot_have_one_default_option() -> None:
+    first = Feature(name="first", defaults=("options", {"first": "default"}))
+    assert find_taken_default(Feature(name="second", defaults=("options",)), [first]) != ""
+    assert find_taken_default(Feature(name="second", defaults=({"first": "usual"},)), [first]) != ""
+    assert find_taken_default(Feature(name="second", defaults=({"second": "default"},)), [first]) == ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from scaleflow.config.compose import config_dir_flags
 from scaleflow.config.words import make_override
-from scaleflow.interfaces.features import import_named, list_features, tell_problem
+from scaleflow.interfaces.features import import_named, list_features, report_problems
 from scaleflow.interfaces.stages import OF_A_RUN, StageCommand
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
@@ -28,16 +28,13 @@ def list_stage_commands() -> Mapping[str, StageCommand]:
     commands: dict[str, StageCommand] = {}
     for feature in list_features().values():
         for place in feature.stages:
-            try:
+            with report_problems(feature.name, f"its stage {place} is skipped"):
                 command = import_named(place)
                 if not isinstance(command, StageCommand):
                     raise TypeError(f"{place} is no StageCommand")
                 if command.name in commands:
                     raise ValueError(f"there is a stage {command.name} already")
-            except Exception as error:  # another package's code
-                tell_problem(feature.name, f"its stage {place} is skipped: {type(error).__name__}: {error}")
-                continue
-            commands[command.name] = command
+                commands[command.name] = command
     return dict(sorted(commands.items()))
 
 

@@ -15,9 +15,9 @@ def make_added_sections(kept: KeptPredictions, note: Callable[[str], None]) -> l
     sections: list[str] = []
     for feature in list_features().values():
         with guard_extra(f"the sections of the feature {feature.name} in the report", note):
-            if feature.report and feature.is_used(kept.plan):
+            if feature.report and feature.is_used_by(kept.plan):
                 make_sections = import_named(feature.report)
-                sections += map(format_section, make_sections(kept))
+                sections += [format_section(section) for section in make_sections(kept)]
     return sections
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from scaleflow.config.words import quote_override
 from scaleflow.interfaces import name_command
-from scaleflow.interfaces.features import find_untrained_runs, list_compared_models
+from scaleflow.interfaces.features import find_untrained_runs, list_compared_models, report_problems
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
@@ -113,7 +113,10 @@ def describe_status(state: RunState) -> str:
     if state.status is None:
         return "**RUNNING.** The results follow when the run ends."
     if state.status == "FINISHED" and state.result is not None:
-        return f"**FINISHED.** {state.result.describe()}"
+        text = ""
+        with report_problems(state.result.event, "the description of its result is left out"):
+            text = state.result.describe()
+        return f"**FINISHED.** {text}".strip()
     if state.status == "FINISHED":
         first = list(state.results.items())[:MAX_NAMED]
         results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)

@@ -16,6 +16,7 @@ from scaleflow.interfaces.events import (
     RunReady,
     RunRefused,
     SystemMetrics,
+    read_tags,
 )
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.launcher.recording.store_record import StoreRecord
@@ -79,7 +80,7 @@ class RequestCursor:
                 return None
             if isinstance(event, Measured):
                 points += list_points(event)
-            elif isinstance(event, REQUESTS) or event.list_tags():
+            elif isinstance(event, REQUESTS) or read_tags(event):
                 self._send_points(points, self._reader.at)
                 points = []
                 if isinstance(event, RunEnded):
@@ -114,7 +115,7 @@ class RequestCursor:
                 tag = f"scaleflow.{event.event}"
                 self._tracker.set_tags({f"{tag}s": str(event.number), f"{tag}.{event.number}": event.reason})
             case _:
-                self._tracker.set_tags(event.list_tags())
+                self._tracker.set_tags(read_tags(event))
 
     def _start_run(self, event: RunReady) -> None:
         self._wait_for_files()
