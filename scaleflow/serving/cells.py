@@ -70,15 +70,22 @@ def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
 
     `12.5%` is 12.5 with the unit `%`. `€` and `EUR` are the same unit.
     """
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         return None
-    is_negative = bool(found["open"]) or any(found[place] in MINUS for place in ("sign", "inner", "after"))
-    whole = re.sub(r"\D", "", found["whole"]) or "0"
-    part = found["part"]
-    number = f"{'-' if is_negative else ''}{whole}{f'.{part}' if part else ''}{found['power'] or ''}"
-    units = [mark.rstrip(".") for mark in (found["mark"], found["unit"]) if mark]
-    return number, " ".join(CODES_OF_SIGNS.get(unit, unit) for unit in units)
+    number = re.sub(r"\D", "", match["whole"]) or "0"
+    if match["part"]:
+        number += f".{match['part']}"
+    if match["power"]:
+        number += match["power"]
+    if match["open"] or any(match[group] in MINUS for group in ("sign", "inner", "after")):
+        number = f"-{number}"
+    units = []
+    for mark in (match["mark"], match["unit"]):
+        if mark:
+            unit = mark.rstrip(".")
+            units.append(CODES_OF_SIGNS.get(unit, unit))
+    return number, " ".join(units)
 
 
 def rewrite_number(text: str, pattern: re.Pattern[str]) -> str | None:
@@ -97,12 +104,12 @@ def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[
         form: `{"decimal": ",", "thousands": ".", "unit": "EUR"}`, or `{"dates": "%d.%m.%Y"}`. The unit is "" if the
             numbers of the column had no unit in training.
     """
-    given = list(cells)
+    cells = list(cells)
     if "dates" in form:
-        dates = parse_date_cells(given, form["dates"])
-        return [cell if date is None else date for cell, date in zip(given, dates, strict=True)]
+        dates = parse_date_cells(cells, form["dates"])
+        return [cell if date is None else date for cell, date in zip(cells, dates, strict=True)]
     pattern = match_number(form["decimal"], form["thousands"])
-    return [None if cell is None else rewrite_cell(cell, pattern, form["unit"]) for cell in given]
+    return [None if cell is None else rewrite_cell(cell, pattern, form["unit"]) for cell in cells]
 
 
 def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str) -> str | None:
@@ -131,8 +138,10 @@ def count_units(column: Any, form: Mapping[str, str]) -> Counter[str]:
 
 def describe_units(units: Mapping[str, int]) -> str:
     """Formats the five most frequent units with their counts, such as `EUR (12), GBP (3)`."""
-    most = Counter(units).most_common(5)
-    return ", ".join(f"{unit or 'none'} ({count:,})" for unit, count in most) + (", ..." if len(units) > 5 else "")
+    shown = [f"{unit or 'none'} ({count:,})" for unit, count in Counter(units).most_common(5)]
+    if len(units) > 5:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def parse_date_cells(cells: Sequence[str | None], form: str) -> list[str | None]:
@@ -146,8 +155,10 @@ def parse_date_cells(cells: Sequence[str | None], form: str) -> list[str | None]
 
 
 def is_numeric(column: Any) -> bool:
-    tests = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)
-    return any(test(column.type) for test in tests)
+    type_ = column.type
+    return bool(
+        types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_)
+    )
 
 
 def is_missing(column: Any) -> Array:
@@ -203,11 +214,15 @@ def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
     A word that is a variant of a `known` word, such as `1.0` for `1`, becomes the known word.
     """
     texts = to_strings(column)
-    codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
+    if isinstance(texts, pyarrow.ChunkedArray):
+        texts = texts.combine_chunks()
+    codes = texts.dictionary_encode()
     words = codes.dictionary.to_numpy(zero_copy_only=False)
     if known:
-        places = match_names(words.tolist(), known)
-        words = np.array([w if n is None else known[n] for w, n in zip(words, places, strict=True)], object)
+        matched = []
+        for word, place in zip(words, match_names(words.tolist(), known), strict=True):
+            matched.append(word if place is None else known[place])
+        words = np.array(matched, object)
     return words[codes.indices.to_numpy()], np.zeros(len(column), bool)
 
 
@@ -224,9 +239,12 @@ def to_dates(column: Any) -> tuple[Array, Array]:
         is_day = compute.equal(compute.strftime(parsed, "%Y-%m-%d"), days)
         is_date = compute.and_(is_day, compute.match_substring_regex(text, IS_DATE))
         has_zone = compute.match_substring_regex(text, HAS_ZONE)
-        groups = (compute.and_(is_date, compute.invert(has_zone)), compute.and_(is_date, has_zone))
+        is_local = compute.and_(is_date, compute.invert(has_zone))
+        is_zoned = compute.and_(is_date, has_zone)
         nothing = pyarrow.scalar(None, pyarrow.string())
-        dates = compute.coalesce(*(cast_to_dates(compute.if_else(each, text, nothing)) for each in groups))
+        local = cast_to_dates(compute.if_else(is_local, text, nothing))
+        zoned = cast_to_dates(compute.if_else(is_zoned, text, nothing))
+        dates = compute.coalesce(local, zoned)
         is_bad = compute.is_null(dates).to_numpy() & ~is_missing(column)
     seconds = compute.cast(dates, pyarrow.timestamp("s"), safe=False).to_numpy(zero_copy_only=False)
     texts = np.datetime_as_string(seconds).astype(object)
@@ -252,9 +270,11 @@ def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
     """
     exact = {name: index for index, name in enumerate(known)}
     counts = Counter(map(normalise_name, known))
-    similar: Mapping[Decimal | str, int] = {
-        normalise_name(name): index for name, index in exact.items() if counts[normalise_name(name)] == 1
-    }
+    similar: dict[Decimal | str, int] = {}
+    for name, index in exact.items():
+        value = normalise_name(name)
+        if counts[value] == 1:
+            similar[value] = index
     return [exact.get(name, similar.get(normalise_name(name))) for name in names]
 
 
@@ -315,7 +335,9 @@ class ColumnReader:
         """Rewrites numbers or dates in a clean column of strings with `rewrite_cells`. Other columns stay unchanged."""
         if self.written is None or not types.is_string(column.type):
             return column
-        codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
+        if isinstance(column, pyarrow.ChunkedArray):
+            column = column.combine_chunks()
+        codes = column.dictionary_encode()
         words = pyarrow.array(rewrite_cells(codes.dictionary.to_pylist(), self.written), pyarrow.string())
         return pyarrow.chunked_array([words.take(codes.indices)])
 
@@ -352,7 +374,10 @@ def make_readers(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[s
         reading: how the source read its files, from the run's learned state.
         words: the learned state of each input's preprocessing.
     """
-    kinds, written = (each if isinstance(each, dict) else {} for each in map(reading.get, ("columns", "forms")))
+    columns = reading.get("columns")
+    forms = reading.get("forms")
+    kinds = columns if isinstance(columns, dict) else {}
+    written = forms if isinstance(forms, dict) else {}
     missing = reading.get("missing")
     readers: dict[str, ColumnReader] = {}
     for name, kind in kinds.items():
@@ -379,7 +404,8 @@ def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Ar
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         is_bad = is_bad | (numbers < limits.min) | (numbers > limits.max)
-        is_bad = is_bad | (numbers != np.floor(numbers)) if is_float else is_bad
+        if is_float:
+            is_bad = is_bad | (numbers != np.floor(numbers))
         return np.where(is_bad, 0, numbers).astype(dtype), is_bad, f"a whole number ({dtype.name})"
     with np.errstate(over="ignore"):
         converted = numbers.astype(dtype, copy=False)
@@ -388,10 +414,11 @@ def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Ar
 
 def gather_cells(values: Array) -> Any:
     """Converts values [n] of any type to a pyarrow column, as text if they have several types."""
-    tests = (types.is_string, types.is_timestamp, types.is_date, types.is_null)
     with contextlib.suppress(pyarrow.ArrowException, OverflowError):
         column = pyarrow.chunked_array([pyarrow.array(values, from_pandas=True)])
-        if is_numeric(column) or any(test(column.type) for test in tests):
+        type_ = column.type
+        is_plain = types.is_string(type_) or types.is_timestamp(type_) or types.is_date(type_) or types.is_null(type_)
+        if is_numeric(column) or is_plain:
             return column
     return pyarrow.chunked_array([pyarrow.array(map(write_cell, values), pyarrow.string())])
 
@@ -404,7 +431,9 @@ def write_cell(value: Any) -> str | None:
         return None
     if isinstance(value, datetime.date | np.datetime64):  # also datetime.datetime and pandas.Timestamp
         moment = pd.Timestamp(value)
-        return str((moment if moment.tz is None else moment.tz_convert(None)).strftime("%Y-%m-%dT%H:%M:%S"))
+        if moment.tz is not None:
+            moment = moment.tz_convert(None)
+        return str(moment.strftime("%Y-%m-%dT%H:%M:%S"))
     return str(value)
 
 

@@ -25,7 +25,11 @@ from scaleflow.serving.reasons import LAYER, Explainer
 logger = logging.getLogger(__name__)
 
 #: Values of the inference parameter `output`. It can also be `LAYER` with the name of a layer.
-PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
+PREDICTION = "prediction"
+PROBABILITIES = "probabilities"
+LOGITS = "logits"
+EXPLAIN = "explain"
+OUTPUTS = (PREDICTION, PROBABILITIES, LOGITS, EXPLAIN)
 
 #: The reader for a model that was not trained on a table.
 PLAIN = ColumnReader()
@@ -46,12 +50,13 @@ class SavedModel:
     """
 
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
-        self._loaded, self._keras_file = tf.saved_model.load(folder), Path(folder).with_name("model.keras")
-        words = {name: each["learned"] for name, each in learned["preprocessing"].items()}
+        self._loaded = tf.saved_model.load(folder)
+        self._keras_file = Path(folder).with_name("model.keras")
+        words = {name: preprocessing["learned"] for name, preprocessing in learned["preprocessing"].items()}
         self._readers = make_readers(learned["reading"], words)
-        self._outputs: dict[str, Any] = {
-            each["name"]: SimpleNamespace(**{**each, "shape": tuple(each["shape"])}) for each in learned["outputs"]
-        }
+        self._outputs: dict[str, Any] = {}
+        for output in learned["outputs"]:
+            self._outputs[output["name"]] = SimpleNamespace(**{**output, "shape": tuple(output["shape"])})
         self._schema = learned["schema"]
         self._nested = read_specs(self._loaded.serve)
         self._decode: Callable[[Any], Any] | None = getattr(self._loaded, "decode", None)
@@ -82,27 +87,26 @@ class SavedModel:
         if output not in OUTPUTS and not output.startswith(LAYER):
             expected = ", ".join([*OUTPUTS, f"{LAYER}NAME"])
             raise MlflowException.invalid_parameter_value(f"output={output}: expected {expected}")
-        inputs = {
-            name: self._to_tensor(name, spec, model_input[name] if name else model_input)
-            for name, spec in self._specs.items()
-        }
+        inputs = {}
+        for name, spec in self._specs.items():
+            inputs[name] = self._to_tensor(name, spec, model_input[name] if name else model_input)
         if output.startswith(LAYER):
             return self._read_layer(output, nest(self._nested, self._read_pictures(inputs)))
         try:
             if output == EXPLAIN:
-                return self._explain_rows(
-                    {name: np.asarray(each) for name, each in self._read_pictures(inputs).items()}
-                )
+                decoded = self._read_pictures(inputs)
+                return self._explain_rows({name: np.asarray(tensor) for name, tensor in decoded.items()})
             values = tf.nest.map_structure(np.asarray, self._serve(inputs))
         except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
         return values if output == LOGITS else self._answer(values, output)
 
-    def _to_tensor(self, name: str, spec: tf.TensorSpec, given: Any) -> tf.Tensor:
+    def _to_tensor(self, name: str, spec: tf.TensorSpec, cells: Any) -> tf.Tensor:
         """Converts an input to a tensor as in training. A picture stays the bytes of its file."""
         if name in self._pictures:
-            return tf.constant([to_picture(each) for each in read_values(given).ravel()], tf.string)
-        return to_tensor(spec, given, name, reader=self._readers.get(name, PLAIN))
+            pictures = list(map(to_picture, read_values(cells).ravel()))
+            return tf.constant(pictures, tf.string)
+        return to_tensor(spec, cells, name, reader=self._readers.get(name, PLAIN))
 
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities. If a column has a value for each position, its cells are arrays."""
@@ -113,20 +117,23 @@ class SavedModel:
             raise MlflowException.invalid_parameter_value(
                 f"output={output}: this model predicts values, which have no probabilities; use output={PREDICTION}"
             )
-        return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
+        cells = {name: values if values.ndim == 1 else list(values) for name, values in columns.items()}
+        return pd.DataFrame(cells)
 
     def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
         """Explains the predictions of rows (see `Explainer`). Pictures in the rows are decoded arrays."""
         specs = name_specs(self._nested)
-        inputs = {name: (spec.shape[1:].as_list(), spec.dtype.as_numpy_dtype) for name, spec in specs.items()}
+        inputs = {}
+        for name, spec in specs.items():
+            inputs[name] = (spec.shape[1:].as_list(), spec.dtype.as_numpy_dtype)
         try:
             explainer = Explainer(inputs, self._outputs, self._schema)
         except ValueError as error:
             raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs {error}") from error
 
         def compute(columns: Mapping[str, Array]) -> Mapping[str, Array]:
-            given = {key: tf.constant(each, specs[key].dtype) for key, each in columns.items()}
-            values = self._loaded.serve(nest(self._nested, given))
+            tensors = {name: tf.constant(values, specs[name].dtype) for name, values in columns.items()}
+            values = self._loaded.serve(nest(self._nested, tensors))
             return values if isinstance(values, dict) else {"": np.asarray(values)}
 
         return pd.DataFrame(explainer.explain(compute, rows, compute(rows)))
@@ -153,8 +160,13 @@ class SavedModel:
         """Decodes the pictures among the inputs to arrays."""
         if self._decode is None:
             return inputs
-        decoded = self._decode(inputs[""] if "" in self._pictures else {name: inputs[name] for name in self._pictures})
-        return inputs | (decoded if isinstance(decoded, dict) else {"": decoded})
+        if "" in self._pictures:
+            decoded = self._decode(inputs[""])
+        else:
+            decoded = self._decode({name: inputs[name] for name in self._pictures})
+        if not isinstance(decoded, dict):
+            decoded = {"": decoded}
+        return inputs | decoded
 
     def _fails(self, inputs: dict[str, tf.Tensor]) -> bool:
         try:
@@ -169,18 +181,19 @@ class SavedModel:
         end = len(next(iter(inputs.values())))
         while end - first > 1:
             middle = (first + end) // 2
-            is_before = self._fails({name: each[first:middle] for name, each in inputs.items()})
-            first, end = (first, middle) if is_before else (middle, end)
-        row = {name: each[first:end] for name, each in inputs.items()}
+            if self._fails({name: tensor[first:middle] for name, tensor in inputs.items()}):
+                end = middle
+            else:
+                first = middle
+        row = {name: tensor[first:end] for name, tensor in inputs.items()}
         try:
             self._read_pictures(row)
         except tf.errors.InvalidArgumentError:
             return f"row {first}: the picture cannot be read; expected a whole JPEG, PNG, GIF or BMP file"
-        texts = [
-            f"{name or 'the input'} is {join_text(each)!r}"[:200]
-            for name, each in row.items()
-            if each.dtype == tf.string
-        ]
+        texts = []
+        for name, tensor in row.items():
+            if tensor.dtype == tf.string:
+                texts.append(f"{name or 'the input'} is {join_text(tensor)!r}"[:200])
         return f"row {first}: the model fails with {', '.join(texts) or 'it'}: {reason.strip().partition(chr(10))[0]}"
 
 
@@ -208,7 +221,10 @@ def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:
     if not isinstance(specs, dict):
         return {name: specs}
     start = f"{name}/" if name else ""
-    return {leaf: each for key, part in specs.items() for leaf, each in name_specs(part, start + key).items()}
+    named: dict[str, tf.TensorSpec] = {}
+    for key, part in specs.items():
+        named |= name_specs(part, start + key)
+    return named
 
 
 def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
@@ -219,15 +235,15 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
     return {key: nest(part, tensors, start + key) for key, part in specs.items()}
 
 
-def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader = PLAIN) -> tf.Tensor:
+def to_tensor(spec: tf.TensorSpec, data: Any, name: str, reader: ColumnReader = PLAIN) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...].
 
     Raises MlflowException with the row and column of a value that cannot be converted. `name` is the input's name.
     """
     size = math.prod(spec.shape[1:])
-    rows = len(given)
+    rows = len(data)
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
-    values = flatten_cells(read_values(given), rows, size, name=name)
+    values = flatten_cells(read_values(data), rows, size, name=name)
     if values.dtype.kind in "biuf" and dtype.kind != "O":
         converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
     else:
@@ -243,30 +259,30 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str, reader: ColumnReader =
             )
     if is_bad.any():
         at = int(is_bad.argmax())
-        column = name or name_value(given, at % size)
+        column = name or name_value(data, at % size)
         text = write_cell(values[at])
         value = repr(text[:80]) if text else "missing"
         raise MlflowException.invalid_parameter_value(f"row {at // size}: {column} is {value}, expected {expected}")
     return tf.reshape(tf.constant(converted, spec.dtype), [rows, *spec.shape[1:]])
 
 
-def name_value(given: Any, index: int) -> str:
+def name_value(data: Any, index: int) -> str:
     """Returns a name for a value of a row: its column in a table, or else its index."""
-    columns = getattr(given, "columns", ())
+    columns = getattr(data, "columns", ())
     return str(columns[index]) if index < len(columns) else f"value {index}"
 
 
-def read_values(given: Any) -> Array:
+def read_values(data: Any) -> Array:
     """Converts a column, table or lists to an array. pandas or pyarrow types with missing values become objects."""
-    plain = getattr(getattr(given, "dtype", None), "numpy_dtype", None)
-    if plain is not None and np.dtype(plain).kind in "biuf" and not given.isna().any():
-        return np.asarray(given.to_numpy(plain))
-    if hasattr(given, "to_numpy"):
-        return np.asarray(given.to_numpy())
+    plain = getattr(getattr(data, "dtype", None), "numpy_dtype", None)
+    if plain is not None and np.dtype(plain).kind in "biuf" and not data.isna().any():
+        return np.asarray(data.to_numpy(plain))
+    if hasattr(data, "to_numpy"):
+        return np.asarray(data.to_numpy())
     try:
-        return np.asarray(given)
+        return np.asarray(data)
     except ValueError:  # lists of different lengths
-        return np.array([np.array(each, object) for each in given], object)
+        return np.array([np.array(row, object) for row in data], object)
 
 
 def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
@@ -275,9 +291,12 @@ def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
     Raises MlflowException if a row has another size.
     """
     if values.dtype == object and any(isinstance(cell, list | tuple | np.ndarray) for cell in values.flat):
-        parts = [np.ravel(np.array(row.tolist() if isinstance(row, np.ndarray) else row, object)) for row in values]
-        lengths = [len(part) for part in parts]
-        values = np.concatenate(parts)
+        flat_rows = []
+        for row in values:
+            lists = row.tolist() if isinstance(row, np.ndarray) else row
+            flat_rows.append(np.ravel(np.array(lists, object)))
+        lengths = list(map(len, flat_rows))
+        values = np.concatenate(flat_rows)
     else:
         lengths = [values.size // max(1, rows)] * rows
     wrong = [row for row, length in enumerate(lengths) if length != size]

@@ -36,26 +36,40 @@ def make_prediction_columns(
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is None:
-            found = divide_columns("prediction", take_prediction(described, values[name]), described.names)
-            for end, ends in bound_values(described, values[name]).items():
-                found |= {
-                    f"{key}_{end}": each for key, each in divide_columns("prediction", ends, described.names).items()
-                }
+            of_output = make_value_columns(described, values[name])
         elif is_one_of_several(described):
-            best = choose_classes(described, chances)
-            names = described.names
-            found = {"prediction": best if names is None else np.array(names, object)[best]}
-            if names is not None:  # outputs that are not finite predict no class
-                found["prediction"][find_not_finite(described, values[name])] = None
-            found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
-            if described.set_threshold is not None:
-                found["prediction_set"] = write_sets(find_sets(described, chances), names)
-            if chances.ndim == 2 and (has_all or chances.shape[-1] <= MAX_PROBABILITIES):
-                found |= divide_columns("probability", chances, names)
+            of_output = make_class_columns(described, values[name], chances, has_all)
         else:
-            found = divide_columns("prediction", chances >= 0.5, described.names)
-            found |= divide_columns("probability", chances, described.names)
-        columns |= prefix_names(name, found)
+            of_output = divide_columns("prediction", chances >= 0.5, described.names)
+            of_output |= divide_columns("probability", chances, described.names)
+        columns |= prefix_names(name, of_output)
+    return columns
+
+
+def make_value_columns(described: Outputs, values: Array) -> dict[str, Array]:
+    """Returns the columns of predicted values, and of the ends of their intervals or their quantiles."""
+    columns = divide_columns("prediction", take_prediction(described, values), described.names)
+    for end, ends in bound_values(described, values).items():
+        for name, column in divide_columns("prediction", ends, described.names).items():
+            columns[f"{name}_{end}"] = column
+    return columns
+
+
+def make_class_columns(described: Outputs, values: Array, chances: Array, has_all: bool) -> dict[str, Array]:
+    """Returns the columns of a predicted class. `chances` has the probabilities of the outputs `values`."""
+    best = choose_classes(described, chances)
+    names = described.names
+    if names is None:
+        columns = {"prediction": best}
+    else:
+        words = np.array(names, object)[best]
+        words[find_not_finite(described, values)] = None  # outputs that are not finite predict no class
+        columns = {"prediction": words}
+    columns["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
+    if described.set_threshold is not None:
+        columns["prediction_set"] = write_sets(find_sets(described, chances), names)
+    if chances.ndim == 2 and (has_all or chances.shape[-1] <= MAX_PROBABILITIES):
+        columns |= divide_columns("probability", chances, names)
     return columns
 
 
@@ -68,10 +82,12 @@ def make_probability_columns(outputs: Mapping[str, Outputs], values: Mapping[str
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
-        if chances is not None:
-            found = divide_columns("probability", chances, described.names)
-            is_wide = chances.ndim > 2
-            columns |= prefix_names(name, {"probabilities": chances} if is_wide else found)
+        if chances is None:
+            continue
+        if chances.ndim > 2:
+            columns |= prefix_names(name, {"probabilities": chances})
+        else:
+            columns |= prefix_names(name, divide_columns("probability", chances, described.names))
     return columns
 
 
@@ -101,8 +117,10 @@ def find_not_finite(described: Outputs, values: Array) -> Array:
 
 def choose_classes(described: Outputs, chances: Array) -> Array:
     """Returns the predicted classes [rows, ...] int64, by `Outputs.threshold` or the highest probability."""
-    is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
-    return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
+    if described.threshold is None:
+        return np.asarray(chances.argmax(axis=-1))
+    is_second = chances[..., 1] >= np.float32(described.threshold)
+    return np.asarray(is_second.astype(np.int64))
 
 
 def find_sets(described: Outputs, chances: Array) -> Array:
@@ -114,17 +132,18 @@ def find_sets(described: Outputs, chances: Array) -> Array:
 
 def write_sets(is_inside: Array, names: Sequence[str] | None) -> Array:
     """Converts sets of classes [rows, classes] bool to JSON lists of names or numbers, texts [rows]."""
-    words, (distinct, places) = (
-        quote_classes(names, is_inside.shape[1]),
-        np.unique(is_inside, axis=0, return_inverse=True),
-    )
-    texts = [f"[{', '.join(words[n] for n in np.flatnonzero(each))}]" for each in distinct]
+    words = quote_classes(names, is_inside.shape[1])
+    distinct, places = np.unique(is_inside, axis=0, return_inverse=True)
+    texts = []
+    for is_in_set in distinct:
+        listed = ", ".join(words[n] for n in np.flatnonzero(is_in_set))
+        texts.append(f"[{listed}]")
     return np.array(texts, object)[places.reshape(-1)]
 
 
 def quote_classes(names: Sequence[str] | None, count: int) -> list[str]:
     """Returns the names of classes, or else their numbers, in JSON notation."""
-    return [json.dumps(each, ensure_ascii=False) for each in names or range(count)]
+    return [json.dumps(name, ensure_ascii=False) for name in names or range(count)]
 
 
 def take_prediction(described: Outputs, values: Any) -> Any:
@@ -183,10 +202,16 @@ def compute_sigmoid(values: Array) -> Array:
 
 def divide_columns(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Array]:
     """Divides values [rows, k] into k columns `label_NAME`. Values of another shape become one column `label`."""
-    if values.ndim == 2 and values.shape[1] > 1:
-        count = values.shape[1]
-        return {f"{label}_{names[n] if names else n}": np.ascontiguousarray(values[:, n]) for n in range(count)}
-    return {label: values.reshape(len(values)) if values.ndim == 2 else values}
+    if values.ndim != 2:
+        return {label: values}
+    count = values.shape[1]
+    if count <= 1:
+        return {label: values.reshape(len(values))}
+    columns = {}
+    for n in range(count):
+        column = names[n] if names else n
+        columns[f"{label}_{column}"] = np.ascontiguousarray(values[:, n])
+    return columns
 
 
 def prefix_names(output: str, columns: Mapping[str, Array]) -> dict[str, Array]:

@@ -66,16 +66,23 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
     for name, dtype in dtypes.items():
         described = columns.get(name, {})
         is_number = dtype != "string" and np.dtype(dtype).kind in "fiu"
+        value: Any = ""
         if described.get("values"):
-            value = max(described["values"].items(), key=lambda each: each[1])[0]
-        else:
-            edges = described.get("edges") or []
-            counts = np.cumsum(described.get("counts") or [1])
-            starts = [described.get("min", math.nan), *edges]  # starts of ranges; takes the range with the median
-            middle = int(np.searchsorted(counts, counts[-1] / 2, side="right"))
-            value = starts[min(middle, len(starts) - 1)] if is_number else ""
+            counts = described["values"]
+            value = max(counts, key=counts.__getitem__)
+        elif is_number:
+            value = find_median_range(described)
         typical[name] = np.array(value, dtype) if is_number else str(value)
     return typical
+
+
+def find_median_range(described: Mapping[str, Any]) -> float:
+    """Returns the start of the range with the median, from a column's entry in the schema; NaN without an entry."""
+    starts = [described.get("min", math.nan), *(described.get("edges") or [])]
+    sums = np.cumsum(described.get("counts") or [1])
+    middle = int(np.searchsorted(sums, sums[-1] / 2, side="right"))
+    start: float = starts[min(middle, len(starts) - 1)]
+    return start
 
 
 class Explainer:
@@ -97,17 +104,20 @@ class Explainer:
     def __init__(
         self, inputs: Mapping[str, tuple[Sequence[int], Any]], outputs: Mapping[str, Outputs], schema: Mapping[str, Any]
     ) -> None:
-        ((self._name, self._described), *others) = outputs.items()
+        self._name, self._described = next(iter(outputs.items()))
         shape = self._described.shape
-        if others or not ((is_one_of_several(self._described) and len(shape) < 2) or shape in ((), (1,))):
+        is_class = is_one_of_several(self._described) and len(shape) < 2
+        is_number = shape in ((), (1,))
+        if len(outputs) > 1 or not (is_class or is_number):
             raise ValueError("a model with one class or one number for each row")
         self.typical: Mapping[str, Any] = {}
         self._occlude = choose_occlusion(inputs, schema)
         if self._occlude is not None:
             self.columns = [PARTS]
-            is_text = self._occlude is explain_texts
-            count, of = (f"up to {MAX_WORDS + 1}", "text") if is_text else (str(GRID**2 + 1), "picture")
-            self.cost = f"{count} predictions for each {of}"
+            if self._occlude is explain_texts:
+                self.cost = f"up to {MAX_WORDS + 1} predictions for each text"
+            else:
+                self.cost = f"{GRID**2 + 1} predictions for each picture"
             return
         if "" in inputs or any(shape for shape, _ in inputs.values()) or not schema.get("columns"):
             pixels = f"{GRID} x {GRID} pixels or more"
@@ -118,7 +128,8 @@ class Explainer:
 
     def make_empty(self) -> dict[str, Array]:
         """Returns the columns for zero rows."""
-        return {name: np.array([], float if self._occlude is None else object) for name in self.columns}
+        dtype = float if self._occlude is None else object
+        return {name: np.array([], dtype) for name in self.columns}
 
     def explain(
         self, compute: Callable[[Columns], Mapping[str, Array]], rows: Columns, outputs: Mapping[str, Array]
@@ -132,25 +143,27 @@ class Explainer:
         """
         measure = choose_measure(self._described, outputs[self._name])
 
-        def compute_number(given: Columns) -> Array:
-            return measure(compute(given)[self._name])
+        def compute_number(inputs: Columns) -> Array:
+            return measure(compute(inputs)[self._name])
 
         if self._occlude is not None:
             return {PARTS: self._occlude(compute_number, rows)}
-        found = explain_rows(compute_number, rows, self.typical)
-        return {name_reason(column): each for column, each in found.items()}
+        contributions = explain_rows(compute_number, rows, self.typical)
+        return {name_reason(column): values for column, values in contributions.items()}
 
 
 def choose_occlusion(inputs: Mapping[str, tuple[Sequence[int], Any]], schema: Mapping[str, Any]) -> Any:
     """Returns the function that explains a model's picture or text; None if the model has other or several inputs."""
-    ((name, (shape, dtype)), *others) = inputs.items()
-    kind = schema.get("columns", {}).get(name, {}).get("kind", "text")
-    if others:
+    if len(inputs) > 1:
         return None
+    name, (shape, dtype) = next(iter(inputs.items()))
     if is_picture_shape(shape):
         return explain_pictures
-    is_text = not len(shape) and (dtype == "string" or np.dtype(dtype).kind not in "fiub")
-    return explain_texts if is_text and kind == "text" else None
+    kind = schema.get("columns", {}).get(name, {}).get("kind", "text")
+    has_texts = dtype == "string" or np.dtype(dtype).kind not in "fiub"
+    if len(shape) == 0 and has_texts and kind == "text":
+        return explain_texts
+    return None
 
 
 def is_picture_shape(shape: Sequence[int]) -> bool:
@@ -164,39 +177,43 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
     whole = np.asarray(compute(rows), np.float64)
     effects = [whole - compute({name: cover_part(pictures, place)}) for place in range(GRID**2)]
     grids = np.stack(effects, axis=1).reshape(-1, GRID, GRID)
-    return to_cells([[round_effect(value) for value in row] for row in grid] for grid in grids)
+    return to_cells(round_effects(grid) for grid in grids)
 
 
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
     """Returns, for each text, its first `MAX_WORDS` words with contributions as JSON [[word, contribution], ...]."""
     ((name, encoded),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
-    texts = [decode_text(each) for each in encoded]
-    words = [text.split()[:MAX_WORDS] for text in texts]
-    effects = [
-        whole - compute({name: np.array([drop_word(text, place) for text in texts], object)})
-        for place in range(max(map(len, words), default=0))
-    ]
-    return to_cells(
-        [[word, round_effect(effects[n][row])] for n, word in enumerate(each)] for row, each in enumerate(words)
-    )
+    texts = list(map(decode_text, encoded))
+    words_of = [text.split()[:MAX_WORDS] for text in texts]
+    effects = []
+    for place in range(max(map(len, words_of), default=0)):
+        without = np.array([drop_word(text, place) for text in texts], object)
+        effects.append(whole - compute({name: without}))
+    explained = []
+    for row, words in enumerate(words_of):
+        explained.append([[word, round_effects(effects[place][row])] for place, word in enumerate(words)])
+    return to_cells(explained)
 
 
 def to_cells(values: Iterable[Any]) -> Array:
-    return np.array([json.dumps(each, ensure_ascii=False) for each in values], object)
+    """Returns values as JSON, `str` objects."""
+    return np.array([json.dumps(value, ensure_ascii=False) for value in values], object)
 
 
-def round_effect(value: float) -> float:
-    """Rounds to six significant digits, because targets may be as small as 1e-9."""
-    return float(f"{value:.6g}")
+def round_effects(values: Any) -> Any:
+    """Rounds a number, or (nested) lists, to six significant digits, because targets may be as small as 1e-9."""
+    if np.ndim(values):
+        return list(map(round_effects, values))
+    return float(f"{values:.6g}")
 
 
 def cover_part(pictures: Array, place: int) -> Array:
     """Covers part `place` of the grid, counted from 0, with the mean colour. Pictures are [..., h, w, channels]."""
-    rows, columns = (
-        slice(side * n // GRID, side * (n + 1) // GRID)
-        for side, n in zip(pictures.shape[-3:-1], divmod(place, GRID), strict=True)
-    )
+    height, width = pictures.shape[-3:-1]
+    down, across = divmod(place, GRID)
+    rows = slice(height * down // GRID, height * (down + 1) // GRID)
+    columns = slice(width * across // GRID, width * (across + 1) // GRID)
     changed = pictures.copy()
     changed[..., rows, columns, :] = pictures.mean(axis=(-3, -2), keepdims=True)
     return changed
@@ -204,7 +221,7 @@ def cover_part(pictures: Array, place: int) -> Array:
 
 def drop_word(text: str, place: int) -> str:
     """Removes one word, counted from 0, from a text. Returns the whole text if it has fewer words."""
-    spans = [found.span() for found in re.finditer(r"\S+\s*", text)]
+    spans = [match.span() for match in re.finditer(r"\S+\s*", text)]
     if place >= len(spans):
         return text
     start, end = spans[place]
@@ -216,8 +233,11 @@ def list_orders(count: int) -> Sequence[Sequence[int]]:
     if math.factorial(min(count, 10)) <= ALL_ORDERS:
         return list(itertools.permutations(range(count)))
     random = np.random.default_rng([SEED, count])
-    drawn = [random.permutation(count).tolist() for _ in range(SAMPLED)]
-    return [order for each in drawn for order in (each, each[::-1])]
+    orders = []
+    for _ in range(SAMPLED):
+        order = random.permutation(count).tolist()
+        orders += [order, order[::-1]]
+    return orders
 
 
 def count_predictions(columns: int) -> int:
@@ -238,7 +258,8 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
     names = sorted(rows)
     count = len(next(iter(rows.values())))
     base = {name: np.full(count, typical[name], values.dtype) for name, values in rows.items()}
-    first, last = (np.asarray(compute(each), np.float64) for each in (base, rows))
+    first = np.asarray(compute(base), np.float64)
+    last = np.asarray(compute(rows), np.float64)
     orders = list_orders(len(names))
     sums = {name: np.zeros(count) for name in names}
     for order in orders:
@@ -249,7 +270,8 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
             after = last if n == len(names) else np.asarray(compute(mixed), np.float64)
             sums[names[place]] += after - before
             before = after
-    return {"": first, **{name: each / len(orders) for name, each in sums.items()}}
+    contributions = {name: total / len(orders) for name, total in sums.items()}
+    return {"": first, **contributions}
 
 
 def choose_measure(described: Outputs, outputs: Array) -> Callable[[Array], Array]:
@@ -258,14 +280,15 @@ def choose_measure(described: Outputs, outputs: Array) -> Callable[[Array], Arra
     The number is the predicted value, the probability of the second of two classes, or the probability of the class
     that the row's original outputs predict.
     """
-    chances = compute_probabilities(described, outputs)
-    if chances is None:
+    of_outputs = compute_probabilities(described, outputs)
+    if of_outputs is None:
         return lambda values: take_prediction(described, values).reshape(len(values))
-    classes = np.ones(len(chances), np.int64) if chances.shape[1] == 2 else chances.argmax(axis=1)
+    has_two_classes = of_outputs.shape[1] == 2
+    classes = np.ones(len(of_outputs), np.int64) if has_two_classes else of_outputs.argmax(axis=1)
 
-    def take(values: Array) -> Array:
-        found = compute_probabilities(described, values)
-        assert found is not None
-        return np.asarray(found[np.arange(len(found)), classes])
+    def take_probability(values: Array) -> Array:
+        chances = compute_probabilities(described, values)
+        assert chances is not None
+        return np.asarray(chances[np.arange(len(chances)), classes])
 
-    return take
+    return take_probability

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scaleflow.evaluation.comparison import ScoreComparison
 
 #: Maximum number of characters of the reasons in a tag.
-LONGEST = 2000
+MAX_TAG = 2000
 
 
 @dataclass(frozen=True)
@@ -58,59 +58,65 @@ class Decision:
 
     @property
     def is_promoted(self) -> bool:
-        return all(each.holds for each in self.conditions)
+        return all(condition.holds for condition in self.conditions)
 
     @property
     def reasons(self) -> list[str]:
         """Conditions that do not hold."""
-        return [each.text for each in self.conditions if not each.holds]
+        return [condition.text for condition in self.conditions if not condition.holds]
 
 
-def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Condition:
+def describe_comparison(comparison: ScoreComparison, options: PromotionOptions) -> Condition:
     """Returns the condition that the candidate is better than the champion.
 
     If few examples differ, all may be better by chance. The interval does not show that, but a sign test does.
     """
-    gain, low, high = found.gain
+    gain, low, high = comparison.gain
     interval = f"{low:+.4g} to {high:+.4g}"
-    how = f"better by {gain:.4g} ({interval}" if gain >= 0 else f"worse by {-gain:.4g} (gain {interval}"
+    if gain >= 0:
+        how = f"better by {gain:.4g} ({interval}"
+    else:
+        how = f"worse by {-gain:.4g} (gain {interval}"
     text = (
-        f"{found.metric} {found.value.value:.4g}, the champion {found.other:.4g}: {how}, "
-        f"{options.confidence:.0%} confidence) on {found.examples:,} examples"
+        f"{comparison.metric} {comparison.value.value:.4g}, the champion {comparison.other:.4g}: {how}, "
+        f"{options.confidence:.0%} confidence) on {comparison.examples:,} examples"
     )
-    text += f" of {found.on}" if found.on else ""
-    text += f" in {found.over}" if found.over else ""
-    if found.left_out:
-        text += f", without {found.left_out:,} that {'a model' if found.on else 'the champion'} was trained on"
+    if comparison.on:
+        text += f" of {comparison.on}"
+    if comparison.over:
+        text += f" in {comparison.over}"
+    if comparison.left_out:
+        who = "a model" if comparison.on else "the champion"
+        text += f", without {comparison.left_out:,} that {who} was trained on"
     if not low > options.tolerance:
         return Condition(f"{text}; the lower end is not above {options.tolerance:g}", False)
     least = math.ceil(-math.log2(1 - options.confidence))
-    if found.differ < least and options.tolerance >= 0:
-        return Condition(f"{text}; only {found.differ} of them differ, and {least} are needed", False)
+    if comparison.differ < least and options.tolerance >= 0:
+        return Condition(f"{text}; only {comparison.differ} of them differ, and {least} are needed", False)
     return Condition(text, True)
 
 
-def to_values(found: ScoreComparison) -> dict[str, Any]:
+def to_values(comparison: ScoreComparison) -> dict[str, Any]:
     """Returns a comparison as plain values, for the record of a decision and the result of `scaleflow.promote_model`.
 
     The candidate's own value has no interval, because the interval of the gain decides.
     """
-    gain, low, high = found.gain
+    gain, low, high = comparison.gain
     return {
-        "metric": found.metric,
-        "is_error": found.is_error,
-        "examples": found.examples,
-        "left_out": found.left_out,
-        "candidate": found.value.value,
-        "champion": found.other,
+        "metric": comparison.metric,
+        "is_error": comparison.is_error,
+        "examples": comparison.examples,
+        "left_out": comparison.left_out,
+        "candidate": comparison.value.value,
+        "champion": comparison.other,
         "gain": gain,
         "low": low,
         "high": high,
-        "better": found.better,
-        "worse": found.worse,
-        "differ": found.differ,
-        "on": found.on,
-        "over": found.over,
+        "better": comparison.better,
+        "worse": comparison.worse,
+        "differ": comparison.differ,
+        "on": comparison.on,
+        "over": comparison.over,
     }
 
 
@@ -118,7 +124,8 @@ def check_floor(key: str, value: float, floor: float, is_error: bool) -> Conditi
     """Returns the condition of `promotion.at_least`: a minimum for a metric, a maximum for an error."""
     holds = value <= floor if is_error else value >= floor
     word = "at most" if is_error else "at least"
-    return Condition(f"{key} {value:.4g}, {word} {floor:g}{'' if holds else ' is needed'}", holds)
+    text = f"{key} {value:.4g}, {word} {floor:g}"
+    return Condition(text if holds else f"{text} is needed", holds)
 
 
 def make_record(decision: Decision, candidate: str, champion: str | None) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def make_record(decision: Decision, candidate: str, champion: str | None) -> dic
     """
     return {
         "is_good": decision.is_promoted,
-        "reasons": "; ".join(decision.reasons)[:LONGEST],
+        "reasons": "; ".join(decision.reasons)[:MAX_TAG],
         "model": candidate,
         "compared_with": champion,
         "comparison": None if decision.comparison is None else to_values(decision.comparison),
@@ -194,13 +201,15 @@ def check_served_model(
         begin_phase("serving the model")
         with serve_folder(model, python, folder / "server.log") as (address, process):
             difference = measure_served_difference(address, model)
-            values |= {"difference": difference, "ms": measure_answers(address, model), "mb": measure_memory(process)}
+            values["difference"] = difference
+            values["ms"] = measure_answers(address, model)
+            values["mb"] = measure_memory(process)
     except RunError as error:
         return SmokeTest([Condition(f"the served model failed: {error}", False)], values)
     allowed = TOLERANCE.get(policy, TOLERANCE["float32"])
-    right = difference <= allowed
+    is_right = difference <= allowed
     text = f"served, it answers as the trained model: the largest difference is {difference:.2g}"
-    conditions.append(Condition(text if right else f"{text}, and {allowed:.2g} is allowed", right))
+    conditions.append(Condition(text if is_right else f"{text}, and {allowed:.2g} is allowed", is_right))
     for key, unit in (("ms", "ms for an answer"), ("mb", "MB of memory")):
         limit = getattr(options, f"most_{key}")
         holds = limit is None or values[key] <= limit
@@ -318,16 +327,16 @@ def measure_served_difference(address: str, model: Path) -> float:
     outputs = request_predictions(address, {**payload, "params": {"output": "logits"}})
     difference = 0.0
     for name, values in expected.items():  # each relative to itself: a large output must not hide a small one's fault
-        found = np.asarray(outputs[name] if isinstance(outputs, dict) else outputs, np.float64)
-        if found.shape != values.shape:
-            raise RunError(f"it returns outputs of shape {found.shape}, expected {values.shape}")
-        if not np.array_equal(np.isnan(found), np.isnan(values)):
+        served = np.asarray(outputs[name] if isinstance(outputs, dict) else outputs, np.float64)
+        if served.shape != values.shape:
+            raise RunError(f"it returns outputs of shape {served.shape}, expected {values.shape}")
+        if not np.array_equal(np.isnan(served), np.isnan(values)):
             raise RunError("its outputs are NaN where those of the trained model are not")
-        found = np.nan_to_num(found)
-        values = np.nan_to_num(values)
-        largest = float(np.max(np.abs(values), initial=1.0))
-        difference = max(difference, float(np.max(np.abs(found - values), initial=0.0)) / largest)
-        if is_same_for_all(found) and not is_same_for_all(values):
+        served = np.nan_to_num(served)
+        trained = np.nan_to_num(values)
+        largest = float(np.max(np.abs(trained), initial=1.0))
+        difference = max(difference, float(np.max(np.abs(served - trained), initial=0.0)) / largest)
+        if is_same_for_all(served) and not is_same_for_all(trained):
             raise RunError(f"it gives all {count} recorded examples the same answer, and the trained model does not")
     return difference
 
@@ -352,7 +361,7 @@ def measure_memory(process: subprocess.Popen[bytes]) -> float:
     """Returns the memory of a process and its children, in MB."""
     parent = psutil.Process(process.pid)
     total = 0
-    for each in (parent, *parent.children(recursive=True)):
+    for member in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += each.memory_info().rss
+            total += member.memory_info().rss
     return total / 1e6

@@ -65,9 +65,14 @@ class PromotionResult(Readable):
     smoke: Mapping[str, float]
 
     def list_rows(self) -> list[tuple[str, str]]:
-        said = {"promoted": "yes" if self.is_promoted else "no", "version": self.version, "before": self.champion}
-        rows = [(label, value) for label, value in said.items() if value is not None]
-        return [*rows, *(("holds" if holds else "does not hold", text) for text, holds in self.conditions)]
+        rows = [("promoted", "yes" if self.is_promoted else "no")]
+        if self.version is not None:
+            rows.append(("version", self.version))
+        if self.champion is not None:
+            rows.append(("before", self.champion))
+        for text, holds in self.conditions:
+            rows.append(("holds" if holds else "does not hold", text))
+        return rows
 
 
 @make_main
@@ -106,24 +111,31 @@ def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
     name = done.name
     decision = done.decision
     if done.version is None:
-        end = f"dry run: it would {'' if decision.is_promoted else 'not '}become the champion of {name}"
+        would = "would" if decision.is_promoted else "would not"
+        end = f"dry run: it {would} become the champion of {name}"
     elif decision.is_promoted:
         end = f"models:/{name}/{done.version} is the champion"
     else:
         end = f"no: models:/{name}/{done.version} has the alias challenger"
     before = "none" if done.champion is None else f"models:/{name}/{done.champion}"
-    texts = [f"{'yes' if each.holds else 'no'}: {each.text}" for each in decision.conditions]
-    marks = [("" if n else "because", text) for n, text in enumerate(texts)]
     rows = [("run", done.run.title), ("model", str(done.run.model_uri)), ("champion before", before)]
-    return [*rows, *marks, ("promoted", end)]
+    for n, condition in enumerate(decision.conditions):
+        answer = "yes" if condition.holds else "no"
+        rows.append(("" if n else "because", f"{answer}: {condition.text}"))
+    rows.append(("promoted", end))
+    return rows
 
 
 def to_result(done: PromotionOutcome) -> PromotionResult:
+    """Returns the outcome as `scaleflow.promote_model` does."""
     decision = done.decision
-    compared = None if decision.comparison is None else to_values(decision.comparison)
-    checks = [(each.text, each.holds) for each in decision.conditions]
     return PromotionResult(
-        decision.is_promoted, done.version, done.champion, conditions=checks, comparison=compared, smoke=decision.smoke
+        decision.is_promoted,
+        done.version,
+        done.champion,
+        conditions=[(condition.text, condition.holds) for condition in decision.conditions],
+        comparison=None if decision.comparison is None else to_values(decision.comparison),
+        smoke=decision.smoke,
     )
 
 

@@ -27,7 +27,7 @@ from scaleflow.evaluation.comparison import PairedScores, ScoreComparison, count
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.skills import find_constant_parts, find_useless_skills, measure_skills
 from scaleflow.features.promotion.decision import (
-    LONGEST,
+    MAX_TAG,
     Condition,
     Decision,
     SmokeTest,
@@ -56,17 +56,24 @@ from scaleflow.worker.evaluate import ALL
 
 def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
     """Returns the HTML page of a decision: conditions, models, and the comparison with a row per model."""
-    conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
+    conditions = []
+    for condition in decision.conditions:
+        conditions.append({"holds": "yes" if condition.holds else "no", "condition": condition.text})
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
-    found = decision.comparison
-    if found is not None:
-        candidate = found.value.value
-        champion = found.other
+    compared = decision.comparison
+    if compared is not None:
+        candidate = compared.value.value
+        champion = compared.other
         rows = [
-            {"model": "candidate", found.metric: candidate, "better by": found.gain, "better on": found.better},
-            {"model": "champion", found.metric: champion, "better on": found.worse},
+            {
+                "model": "candidate",
+                compared.metric: candidate,
+                "better by": compared.gain,
+                "better on": compared.better,
+            },
+            {"model": "champion", compared.metric: champion, "better on": compared.worse},
         ]
-        sections.append(compose_section(f"The same {found.examples:,} examples", make_table(rows)))
+        sections.append(compose_section(f"The same {compared.examples:,} examples", make_table(rows)))
     if decision.smoke:
         sections.append(compose_section("Served", make_table([dict(decision.smoke)])))
     return make_page(title, "; ".join(decision.reasons) or "every condition holds", sections)
@@ -170,6 +177,14 @@ CHAMPION_DELETED = (
 )
 
 
+@dataclass(frozen=True)
+class SliceValue:
+    """The result of a slice."""
+
+    value: float
+    metric: str
+
+
 class Candidate:
     """A model that may become the champion.
 
@@ -208,6 +223,8 @@ class Candidate:
         if logged is None:
             raise ConfigError(f"{run.run_id}: the store does not have the files of its model {run.model.model_id}")
         self.logged = logged
+        #: The candidate's predictions, and which rows it was trained on; None before the first comparison.
+        self.predictions: tuple[Predictions, Array] | None = None
 
     @property
     def options(self) -> PromotionOptions:
@@ -265,7 +282,9 @@ class Candidate:
         Args:
             predictions: the candidate's; None without a champion. Then the run's metric decides.
         """
-        count = int(self.run.tracked.data.metrics.get(f"{SPLIT}/{NOT_FINITE}", 0)) if self.run.is_result else 0
+        count = 0
+        if self.run.is_result:
+            count = int(self.run.tracked.data.metrics.get(f"{SPLIT}/{NOT_FINITE}", 0))
         if predictions is not None:
             count = max(count, count_not_finite(predictions))
         if not count:
@@ -281,24 +300,30 @@ class Candidate:
                 "the metrics are those of its result"
             )
         metrics: Mapping[str, float] = self.run.tracked.data.metrics if floors else {}
-        slices = self.read_slices() if any(key.startswith(SLICE) for key in floors) else {}
-        found = []
+        slices: Mapping[str, SliceValue] = {}
+        if any(key.startswith(SLICE) for key in floors):
+            slices = self.read_slices()
+        conditions = []
         for key, floor in floors.items():
-            known: Mapping[str, Any] = (
-                slices if key.startswith(SLICE) else {name: (value, name) for name, value in metrics.items()}
-            )
+            known: Mapping[str, Any] = slices if key.startswith(SLICE) else metrics
             if key not in known:
-                shown = ", ".join(sorted(name for name in known if name.startswith(("test/", SLICE)))[:20])
+                similar = sorted(name for name in known if name.startswith(("test/", SLICE)))
+                shown = ", ".join(similar[:20])
                 raise ConfigError(f"promotion.at_least: the run has no {key}; it has {shown or 'none'}")
-            value, metric = known[key]
+            if key.startswith(SLICE):
+                value = slices[key].value
+                metric = slices[key].metric
+            else:
+                value = metrics[key]
+                metric = key
             direction = find_direction(metric)
             if direction is None:
                 raise ConfigError(
                     f"promotion.at_least: {key}={floor:g}: it is not known whether larger values of {metric} are "
                     f"better; {NAME_ADVICE}"
                 )
-            found.append(check_floor(key, value, floor, is_error=direction == "min"))
-        return found
+            conditions.append(check_floor(key, value, floor, is_error=direction == "min"))
+        return conditions
 
     def check_answers(self) -> list[Condition]:
         """Returns failing conditions for a candidate that answers every example the same.
@@ -311,33 +336,31 @@ class Candidate:
             return []
         if kept is None:
             return []
-        found = [
-            Condition(f"it gives every example the same answer{f' for {part}' if part else ''}", False)
-            for part in find_constant_parts(kept)
-        ]
-        if self.options.at_least and not found:
+        conditions = []
+        for part in find_constant_parts(kept):
+            where = f" for {part}" if part else ""
+            conditions.append(Condition(f"it gives every example the same answer{where}", False))
+        if self.options.at_least and not conditions:
             for name, skill in measure_skills(kept).items():
                 if skill.value <= skill.constant and "balanced_accuracy" in name:
                     text = f"{name} {skill.value:.4g} is no better than always the same answer"
-                    found.append(Condition(text, False))
-        return found
+                    conditions.append(Condition(text, False))
+        return conditions
 
-    def read_slices(self) -> dict[str, tuple[float, str]]:
-        """Returns value and metric of each slice in the run's report, by `slice/COLUMN/VALUE`.
+    def read_slices(self) -> dict[str, SliceValue]:
+        """Returns each slice in the run's report, by `slice/COLUMN/VALUE`.
 
         With several outputs, the key is `slice/OUTPUT/COLUMN/VALUE`.
         """
         path = self.run.download(SLICES, self.folder)
         if path is None:
             return {}
+        slices = {}
         with path.open(newline="", encoding="utf-8") as file:
-            return {
-                SLICE + "/".join(filter(None, (row["output"], row["column"], row["slice"]))): (
-                    float(row["value"]),
-                    row["metric"],
-                )
-                for row in csv.DictReader(file)
-            }
+            for row in csv.DictReader(file):
+                names = [row[key] for key in ("output", "column", "slice") if row[key]]
+                slices[SLICE + "/".join(names)] = SliceValue(float(row["value"]), row["metric"])
+        return slices
 
     def read_predictions(self) -> tuple[Predictions, Array]:
         """Returns the candidate's predictions, and which rows it was trained on.
@@ -346,14 +369,14 @@ class Candidate:
         """
         folder = self.folder / "candidate-evaluation"
         if self.on:
-            found = self.evaluate(self.run, self.make_training_plan(self.run), folder)
-            return found, np.load(RunFolder(folder).seen)
-        found = self.read_kept(self.run, "candidate") or self.evaluate(self.run, None, folder)
-        if found.split != SPLIT:
+            predictions = self.evaluate(self.run, self.make_training_plan(self.run), folder)
+            return predictions, np.load(RunFolder(folder).seen)
+        predictions = self.read_kept(self.run, "candidate") or self.evaluate(self.run, None, folder)
+        if predictions.split != SPLIT:
             raise ConfigError(
-                f"{self.run.run_id}: its predictions are of the {found.split} split, and a test split is needed"
+                f"{self.run.run_id}: its predictions are of the {predictions.split} split, and a test split is needed"
             )
-        return found, np.zeros(found.examples, bool)
+        return predictions, np.zeros(predictions.examples, bool)
 
     def make_training_plan(self, run: Run) -> Plan:
         """Returns the plan with the data that a run was trained on."""
@@ -364,24 +387,28 @@ class Candidate:
         """Returns the predictions kept by a run, or None if they are not from the named model."""
         folder = self.folder / label
         folder.mkdir(exist_ok=True)
-        path = run.download(f"{RunFolder(folder).evaluation.name}/{PREDICTIONS}", folder) if run.is_result else None
-        return None if path is None else load_predictions(path)
+        if not run.is_result:
+            return None
+        path = run.download(f"{RunFolder(folder).evaluation.name}/{PREDICTIONS}", folder)
+        if path is None:
+            return None
+        return load_predictions(path)
 
     def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
         """Returns the champion's predictions for the same examples, and which rows it was trained on."""
         run = Run.find(f"models:/{self.name}/{champion}", self.run.store, needs_run=False)
+        folder = self.folder / f"champion-{champion}-evaluation"
         if run.is_deleted:
             self.display.show_event(Note(CHAMPION_DELETED))
-            found = self.evaluate(run, None, self.folder / f"champion-{champion}-evaluation")
-            check_same_rows(candidate, found)
-            return found, np.zeros(candidate.examples, bool)
+            predictions = self.evaluate(run, None, folder)
+            check_same_rows(candidate, predictions)
+            return predictions, np.zeros(candidate.examples, bool)
         kept = None if self.on else self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
             return kept, np.zeros(candidate.examples, bool)  # the champion's own test split
-        folder = self.folder / f"champion-{champion}-evaluation"
-        found = self.evaluate(run, self.make_training_plan(run), folder)
-        check_same_rows(candidate, found)
-        return found, np.load(RunFolder(folder).seen)
+        predictions = self.evaluate(run, self.make_training_plan(run), folder)
+        check_same_rows(candidate, predictions)
+        return predictions, np.load(RunFolder(folder).seen)
 
     def evaluate(self, run: Run, trained: Plan | None, folder: Path) -> Predictions:
         """Returns predictions of a run's model, computed by a worker in `folder`.
@@ -399,7 +426,7 @@ class Candidate:
 
 
 def carry_out_decision(
-    registry: ChampionRegistry, tracker: MlflowTracker, found: PromotionOutcome, folder: Path
+    registry: ChampionRegistry, tracker: MlflowTracker, outcome: PromotionOutcome, folder: Path
 ) -> PromotionOutcome | None:
     """Registers the candidate as a version, records the decision, and moves an alias. Returns the outcome.
 
@@ -407,26 +434,27 @@ def carry_out_decision(
     killed before that, the old champion stays. If it is killed after that, the same command completes the rest. Returns
     None if another command changed the champion since the decision.
     """
-    decision = found.decision
-    run = found.run
+    decision = outcome.decision
+    run = outcome.run
     version = registry.add_version(run.model.run_id, str(run.model.model_id))
     models = [{"model": "candidate", "version": version, "logged model": run.model.model_id}]
-    if found.champion is not None:
-        known = registry.find_model(found.champion)
-        models.append({"model": "champion", "version": found.champion, "logged model": known})
-    page = folder / f"{found.name}.html"
-    title = f"{found.name}, version {version}: the conditions {'hold' if decision.is_promoted else 'do not hold'}"
+    if outcome.champion is not None:
+        logged_model = registry.find_model(outcome.champion)
+        models.append({"model": "champion", "version": outcome.champion, "logged model": logged_model})
+    page = folder / f"{outcome.name}.html"
+    result = "hold" if decision.is_promoted else "do not hold"
+    title = f"{outcome.name}, version {version}: the conditions {result}"
     page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
     tracker.log_artifact(page, "promotion")
-    record = make_record(decision, str(run.model.model_id), found.champion)
+    record = make_record(decision, str(run.model.model_id), outcome.champion)
     if not decision.is_promoted:
         registry.keep_challenger(version, record)
-    elif not registry.move_champion(version, found.champion, record):
+    elif not registry.move_champion(version, outcome.champion, record):
         return None
     reasons = "; ".join(decision.reasons)
     end = f"challenger: {reasons}" if reasons else "champion"
-    tracker.set_tags({DECISION: f"{found.name}, version {version}: {end}"[:LONGEST]})
-    return replace(found, version=version)
+    tracker.set_tags({DECISION: f"{outcome.name}, version {version}: {end}"[:MAX_TAG]})
+    return replace(outcome, version=version)
 
 
 def compare_models(
@@ -447,7 +475,8 @@ def compare_models(
     if count < MIN_EXAMPLES:
         why = ""
         if left_out:
-            why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others"
+            who = "a model" if on else "the champion"
+            why = f"; {who} was trained on {left_out:,} others"
         raise ConfigError(
             f"the champion and the candidate can be compared on {count:,} examples{why}; at least {MIN_EXAMPLES} "
             f"are needed: use {'other data' if on else 'a larger test split'}"
@@ -460,19 +489,24 @@ def check_skills(candidate: Predictions, champion: Predictions, is_seen: Array) 
 
     If one class is rare, a candidate that always gives the same answer may have the higher accuracy.
     """
-    skills = [
-        measure_skills(replace(each, table=each.table.filter(pyarrow.array(~is_seen[each.column(EXAMPLE)]))))
-        for each in (champion, candidate)
-    ]
-    return [
-        Condition(f"{name} {now:.4g}, the champion {before:.4g}: hardly better than always the same answer", False)
-        for name, (now, before) in find_useless_skills(*skills).items()
-    ]
+    before = measure_skills(drop_seen(champion, is_seen))
+    now = measure_skills(drop_seen(candidate, is_seen))
+    conditions = []
+    for name, (value, champion_value) in find_useless_skills(before, now).items():
+        text = f"{name} {value:.4g}, the champion {champion_value:.4g}: hardly better than always the same answer"
+        conditions.append(Condition(text, False))
+    return conditions
+
+
+def drop_seen(predictions: Predictions, is_seen: Array) -> Predictions:
+    """Returns the predictions without those for examples that a model was trained on."""
+    is_new = ~is_seen[predictions.column(EXAMPLE)]
+    return replace(predictions, table=predictions.table.filter(pyarrow.array(is_new)))
 
 
 def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:
     """Returns the scores of a metric; None: the first ones. Raises ConfigError if there is no such metric."""
-    names = [each.metric for each in pairs]
+    names = [pair.metric for pair in pairs]
     if metric is not None and metric not in names:
         raise ConfigError(f"promotion.metric={metric}: the models are compared by {', '.join(names)}")
     return pairs[0 if metric is None else names.index(metric)]
@@ -481,15 +515,21 @@ def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScor
 def has_unknown_classes(candidate: LearnedState, champion: LearnedState) -> bool:
     """Returns whether the candidate has classes that the champion does not know."""
     known = name_leaves(champion.outputs)
-    pairs = [(each, known[name]) for name, each in name_leaves(candidate.outputs).items() if name in known]
-    return any(own.is_one_class and set(own.names or ()) - set(other.names or ()) for own, other in pairs)
+    for name, output in name_leaves(candidate.outputs).items():
+        if name in known and output.is_one_class and set(output.names or ()) - set(known[name].names or ()):
+            return True
+    return False
 
 
 def check_same_rows(candidate: Predictions, champion: Predictions) -> None:
     """Raises ConfigError if the predictions of two models are for different rows."""
-    column = next((each for each in (ROW, FILE) if candidate.has(each) and champion.has(each)), None)
-    if column is None or len(candidate.table) != len(champion.table):
+    columns = [column for column in (ROW, FILE) if candidate.has(column) and champion.has(column)]
+    if not columns or len(candidate.table) != len(champion.table):
         return
-    rows = [[Path(str(each)).name for each in found.table[column].to_pylist()] for found in (candidate, champion)]
-    if rows[0] != rows[1]:
+    if list_names(candidate, columns[0]) != list_names(champion, columns[0]):
         raise ConfigError("the data of the candidate's run has changed: its test split has other rows; train it again")
+
+
+def list_names(predictions: Predictions, column: str) -> list[str]:
+    """Returns the last part of each path, or of each other value, in a column."""
+    return [Path(str(value)).name for value in predictions.table[column].to_pylist()]
