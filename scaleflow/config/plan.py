@@ -21,11 +21,15 @@ from typing import Any, Literal, cast
 from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.conditions import find_keys, find_value, is_applicable
+from scaleflow.config.dataset_rules import DATASET_RULES
+from scaleflow.config.debug_rules import DEBUG_RULES
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.evaluation_rules import EVALUATION_RULES
 from scaleflow.config.feature_sections import parse_feature_sections
 from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
+from scaleflow.config.pipeline_rules import PIPELINE_RULES
+from scaleflow.config.profiler_rules import PROFILER_RULES
 from scaleflow.config.rule_keys import find_unknown_keys
 from scaleflow.config.training_rules import TRAINING_RULES
 from scaleflow.config.trust import check_trusted_targets
@@ -69,7 +73,7 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
 RULES: Mapping[int, Sequence[Rule]] = {
     10: DEVICE_RULES,
     20: OPTIMIZER_RULES,
-    30: TRAINING_RULES,
+    30: (*DEBUG_RULES, *PROFILER_RULES, *PIPELINE_RULES, *TRAINING_RULES, *DATASET_RULES),
     40: EVALUATION_RULES,
 }
 
