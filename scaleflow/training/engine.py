@@ -1,4 +1,4 @@
-"""The base class of engines, which run compiled steps, and the interface of their host, which decides and reports."""
+"""The base class of engines, which run compiled steps, and the interface of their controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scaleflow.training.graph import CAPTURED, check_copies, check_random, draw_
 from scaleflow.training.xla import XlaChoice, keep_losses_apart, list_synchronized_layers
 
 
-class Host(Protocol):
+class Controller(Protocol):
     """Decides how many steps each call takes, and records each call and epoch. `Session` implements it."""
 
     @property
@@ -138,8 +138,8 @@ class Engine(ABC):
         return float(np.asarray(rate.numpy()))
 
     @abstractmethod
-    def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host ends the run."""
+    def run(self, feed: Feed, controller: Controller) -> None:
+        """Trains until the controller ends the run."""
 
     def begin_freeze_phase(self, epoch: int, train: Feed, *others: Feed) -> bool:
         """Makes the variables of an epoch trainable, and traces these feeds again if the variables have changed.

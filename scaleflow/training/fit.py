@@ -21,7 +21,7 @@ from scaleflow.compat.keras import find_loss_mean
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
-from scaleflow.training.engine import Engine, Host
+from scaleflow.training.engine import Controller, Engine
 from scaleflow.training.evaluation import Evaluation, MetricSums
 from scaleflow.training.forward_backward import sum_own_losses
 from scaleflow.training.metrics_log import flops_per_example
@@ -105,31 +105,32 @@ class FitEngine(Engine):
             self._note_state(graph, own_variables)
             self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching)
 
-    def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host ends the run. A resumed epoch takes a separate call of `fit`."""
-        begun = host.first
+    def run(self, feed: Feed, controller: Controller) -> None:
+        """Trains until the controller ends the run. A resumed epoch takes a separate call of `fit`."""
+        begun = controller.first
         if not begun:
             self._restored = {}  # the sums of an epoch that is over
-        if begun and not self._fit(feed, host, host.epoch + 1, begun=begun):
+        if begun and not self._fit(feed, controller, controller.epoch + 1, begun=begun):
             return
-        if host.epoch < host.epochs:
-            self._fit(feed, host, host.epochs, begun=0)
+        if controller.epoch < controller.epochs:
+            self._fit(feed, controller, controller.epochs, begun=0)
 
-    def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
-        """Calls `fit` from step `begun` of the host's epoch up to epoch `epochs`; returns whether to go on."""
+    def _fit(self, feed: Feed, controller: Controller, epochs: int, begun: int) -> bool:
+        """Calls `fit` from step `begun` of the controller's epoch up to epoch `epochs`; returns whether to go on."""
         assert self._fitted is not None, "training was not traced"
-        report = FitCallback(self, feed, host, begun=begun)
-        if not host.steps_left:  # only the epoch's validation is left
+        report = FitCallback(self, feed, controller, begun=begun)
+        if not controller.steps_left:  # only the epoch's validation is left
             self._restored = {}
-            host.begin_epoch(host.epoch)
-            return host.end_epoch()
-        batches = feed.batches(epochs, host.steps_per_epoch).skip(host.epoch * host.steps_per_epoch + begun)
+            controller.begin_epoch(controller.epoch)
+            return controller.end_epoch()
+        steps_before = controller.epoch * controller.steps_per_epoch + begun
+        batches = feed.batches(epochs, controller.steps_per_epoch).skip(steps_before)
         with self.strategy.scope():
             self._fitted.fit(
                 add_mask_weights(batches),
-                initial_epoch=host.epoch,
+                initial_epoch=controller.epoch,
                 epochs=epochs,
-                steps_per_epoch=host.steps_per_epoch - begun,
+                steps_per_epoch=controller.steps_per_epoch - begun,
                 callbacks=[report],
                 shuffle=False,
                 verbose=0,
@@ -265,36 +266,36 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
 
 
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports the epochs and batches of `fit` to the host, and stops `fit` when the host ends the run."""
+    """Reports the epochs and batches of `fit` to the controller, and stops `fit` when the controller ends the run."""
 
-    def __init__(self, engine: FitEngine, feed: Feed, host: Host, begun: int) -> None:
+    def __init__(self, engine: FitEngine, feed: Feed, controller: Controller, begun: int) -> None:
         super().__init__()
         self._engine = engine
         self._feed = feed
-        self._host = host
+        self._controller = controller
         self._begun = begun
         self._began = 0.0
         self._watched = contextlib.ExitStack()
         self.wants_more = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._host.begin_epoch(epoch)
+        self._controller.begin_epoch(epoch)
         self._engine.begin_sums()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._watched.enter_context(self._host.trace_call())
+        self._watched.enter_context(self._controller.trace_call())
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        host = self._host
+        controller = self._controller
         taken = self._begun + batch + 1
         with self._watched:
-            means = self._engine.means(self._feed, taken, host.step - host.first)
-        host.end_call(taken - host.first, means, time.perf_counter() - self._began)
-        if taken < host.steps_per_epoch and not host.next_steps():
+            means = self._engine.means(self._feed, taken, controller.step - controller.first)
+        controller.end_call(taken - controller.first, means, time.perf_counter() - self._began)
+        if taken < controller.steps_per_epoch and not controller.next_steps():
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.wants_more = self._host.end_epoch()
+        self.wants_more = self._controller.end_epoch()
         if not self.wants_more:
             self.model.stop_training = True

@@ -19,7 +19,7 @@ from scaleflow.compat.keras import find_rate, to_tf_variable
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, Objective
 from scaleflow.training import state
-from scaleflow.training.engine import Engine, Host
+from scaleflow.training.engine import Controller, Engine
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.forward_backward import Gradient, RowStore, TapeForwardBackward, make_loss_step, sum_rows
 from scaleflow.training.graph import has_convolution, keep_devices, repeat_in_graph
@@ -82,23 +82,23 @@ class Loop(Engine):
         self.passes.set_variables(variables)
         self._functions.clear()
 
-    def run(self, feed: Feed, host: Host) -> None:
+    def run(self, feed: Feed, controller: Controller) -> None:
         opened = None
-        for epoch in range(host.epoch, host.epochs):
-            host.begin_epoch(epoch)
+        for epoch in range(controller.epoch, controller.epochs):
+            controller.begin_epoch(epoch)
             begin = time.perf_counter()
             if opened is None or not feed.continues:
-                opened = feed.open(epoch, host.first)
+                opened = feed.open(epoch, controller.first)
             waited = time.perf_counter() - begin
-            if not host.first:
+            if not controller.first:
                 self.start_epoch()
-            while steps := host.next_steps():
+            while steps := controller.next_steps():
                 begin = time.perf_counter()
-                with host.trace_call() as self._is_alone:
-                    means = self.train(feed, opened, epoch, first=host.first, steps=steps, done=host.step)
-                host.end_call(steps, means, seconds=time.perf_counter() - begin, waited=waited)
+                with controller.trace_call() as self._is_alone:
+                    means = self.train(feed, opened, epoch, first=controller.first, steps=steps, done=controller.step)
+                controller.end_call(steps, means, seconds=time.perf_counter() - begin, waited=waited)
                 waited = 0.0
-            if not host.end_epoch():
+            if not controller.end_epoch():
                 return
 
     def _trace_training(self, feed: Feed) -> None:

@@ -81,7 +81,7 @@ def ignore_epoch(epoch: int, metrics: Mapping[str, float]) -> None:
 
 
 class Session:
-    """The `Host` of one run, from the first step to the test: decides when it ends, and reports the engine's results.
+    """The `Controller` of one run from the first step to the test: decides when it ends, and reports the results.
 
     The states (`SessionState`)::
 
@@ -299,7 +299,7 @@ class Session:
     def _save(self, is_best: bool = False, is_due: bool = True) -> None:
         self._checkpointing.save((self.epoch, self.step), self.snapshot, is_best, is_due=is_due)
 
-    # The Host interface, documented there ----------------------------------------------------
+    # The `Controller` interface, documented there ----------------------------------------------------
 
     @property
     def epochs(self) -> int:

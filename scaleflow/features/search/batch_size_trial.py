@@ -20,7 +20,7 @@ from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.features.search.checks import is_searched, leave_schedule_out
 from scaleflow.features.search.events import SettingFound
-from scaleflow.features.search.trial_host import TrialHost
+from scaleflow.features.search.trial_controller import TrialController
 from scaleflow.features.search.trial_kinds import BatchSearch, RateTest
 from scaleflow.features.search.trial_rules import (
     ROUNDS,
@@ -63,7 +63,7 @@ SAMPLE_SECONDS = 0.01
 BYTES_PER_MB = 1 << 20
 
 
-class SpeedHost(TrialHost):
+class SpeedController(TrialController):
     """Measures the seconds per step.
 
     The first call compiles and is not measured. Later calls grow to half a second, as in a run, unless the run takes a
@@ -228,21 +228,21 @@ class BatchSizeTrial:
         options = built.plan.training
         feed = built.feeds.train
         length = training.compute_length(options, feed)
-        host = SpeedHost(length, self._sync, fixed=find_fixed_steps(built))
+        controller = SpeedController(length, self._sync, fixed=find_fixed_steps(built))
         if built.engine.freezing is not None:  # this phase needs the largest memory
             built.engine.begin_freeze_phase(built.engine.freezing.largest, feed)
         try:
-            built.engine.run(feed, host)
+            built.engine.run(feed, controller)
         except NotFinite:
             raise ConfigError(
                 "training.batch_size=auto: the loss is not finite after a few steps; use a lower "
                 "optimizer.learning_rate"
             ) from None
-        self._stopped = host.stopped
-        if host.stopped:
+        self._stopped = controller.stopped
+        if controller.stopped:
             return None
         examples = min(length.steps_per_epoch * feed.batching.global_size, feed.examples)  # without padding
-        return examples / (length.steps_per_epoch * host.step_seconds)
+        return examples / (length.steps_per_epoch * controller.step_seconds)
 
     def _report(self, measurements: Sequence[BatchMeasurement]) -> None:
         found = choose_batch_size(measurements)

@@ -13,7 +13,7 @@ from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.plan import set_values
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.features.search.events import SettingFound
-from scaleflow.features.search.trial_host import TrialHost
+from scaleflow.features.search.trial_controller import TrialController
 from scaleflow.features.search.trial_kinds import RateTest
 from scaleflow.features.search.trial_rules import Divergence, choose_rate, smooth_losses
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scaleflow.training import Loop
 
 
-class RateTrial(TrialHost):
+class RateTrial(TrialController):
     """Raises the learning rate from step to step and records each step's loss.
 
     Raises ConfigError if the training step has its own optimizers.

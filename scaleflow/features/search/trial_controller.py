@@ -1,4 +1,4 @@
-"""The host of an engine in a trial: decides how many steps to take, and when the trial is over."""
+"""The controller of an engine in a trial: decides how many steps to take, and when the trial is over."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 MANY_EPOCHS = 1_000_000
 
 
-class TrialHost:
-    """The `Host` of one engine in a trial. Subclasses decide its end. `Host` documents the methods."""
+class TrialController:
+    """The `Controller` of one engine in a trial. Subclasses decide its end. `Controller` documents the methods."""
 
     def __init__(self, length: Length, sync: WorkerSync) -> None:
         self.epochs = MANY_EPOCHS
