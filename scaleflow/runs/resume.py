@@ -6,6 +6,7 @@ The steps that the run has already taken must keep their meaning, so only some k
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from scaleflow.interfaces.features import find_placeholders, list_ignored_keys
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.objects import list_object_keys
-from scaleflow.runs.reuse import Config, find_section, get_at, read_interpolations, to_container
+from scaleflow.runs.reuse import Config, find_leaf, find_section, get_at, read_interpolations, to_container
 from scaleflow.runs.state import RunState
 
 #: Keys that only concern the resuming command.
@@ -58,10 +59,10 @@ def load_saved_config(files: RunFolder, composed: Config) -> Config:
         loaded = to_container(OmegaConf.load(files.config))  # type: ignore[arg-type]
     except (OSError, ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"resume={files.path}: its config.yaml can't be read: {error}") from error
-    for each in list_object_keys(loaded):
-        copied = files.path / each.name
-        if not Path(each.value).exists() and copied.exists():  # the file is gone, or the folder was moved
-            loaded[each.section][each.key] = str(copied)
+    for object_key in list_object_keys(loaded):
+        copied = files.path / object_key.name
+        if not Path(object_key.value).exists() and copied.exists():  # the file is gone, or the folder was moved
+            loaded[object_key.section][object_key.key] = str(copied)
     return dict(unmask_secrets(loaded, composed))
 
 
@@ -81,9 +82,9 @@ def restore_interpolations(config: Config, interpolations: Mapping[KeyPath, str]
         if section:
             section[path[-1]] = text
     dependents = find_dependents(restored, typed)
-    for path in {*interpolations} - dependents:
+    for path in interpolations:
         section = find_section(restored, path)
-        if section:
+        if section and path not in dependents:
             section[path[-1]] = find_section(config, path)[path[-1]]
     return restored
 
@@ -102,7 +103,7 @@ def note_environment(config: Config, interpolations: Mapping[KeyPath, str], type
         section = find_section(config, path)
         if not depends_on_environment(text) or not section or is_under(key, typed):
             continue
-        begun = section[path[-1]]
+        begun = format_value(section[path[-1]])
         raw = copy.deepcopy(config)
         find_section(raw, path)[path[-1]] = text
         try:
@@ -111,16 +112,19 @@ def note_environment(config: Config, interpolations: Mapping[KeyPath, str], type
             state = "cannot be resolved here"
         else:
             state = f"is {format_value(now)} here"
-        if state != f"is {format_value(begun)} here":
-            notes.append(f"note: {key}={format_value(begun)} as when the run began; {text} {state}")
+        if state != f"is {begun} here":
+            notes.append(f"note: {key}={begun} as when the run began; {text} {state}")
     return notes
 
 
 def unmask_secrets(saved: Any, composed: Any) -> Any:
+    """Returns saved values with the composed values in place of masked secrets."""
     if isinstance(saved, Mapping):
-        there = composed if isinstance(composed, Mapping) else {}
-        return {str(key): unmask_secrets(value, there.get(key)) for key, value in saved.items()}
-    return composed if isinstance(saved, str) and MASK in saved else saved
+        composed_section = composed if isinstance(composed, Mapping) else {}
+        return {str(key): unmask_secrets(value, composed_section.get(key)) for key, value in saved.items()}
+    if isinstance(saved, str) and MASK in saved:
+        return composed
+    return saved
 
 
 def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
@@ -169,9 +173,8 @@ def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> li
     notes = []
     for key, before, now in list(find_differences(saved, config)):
         is_typed = is_under(key, typed) or any(is_under(word, [key]) for word in typed)
-        parent, _, leaf = key.rpartition(".")
-        section = get_at(config, parent) if parent else config
-        if is_changeable(key) or is_typed or not isinstance(section, dict) or leaf not in section:
+        section, leaf = find_leaf(config, key)
+        if is_changeable(key) or is_typed or leaf not in section:
             continue
         section[leaf] = copy.deepcopy(before)
         notes.append(
@@ -182,44 +185,55 @@ def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> li
 
 
 def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
-    """Rejects changes that would alter the meaning of the steps already taken."""
-    known = every_key(saved)
+    """Rejects changes that would alter the meaning of the steps already taken.
+
+    Raises ConfigError for the first key that changed and may not.
+    """
+    known_keys = every_key(saved)
     for key, before, now in find_differences(saved, config):
         if is_changeable(key):
             continue
-        if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
-            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known)}")
+        is_typed = any(is_under(word, [key]) for word in typed)
+        if is_typed and key not in known_keys:
+            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known_keys)}")
+        setting = f"{key}={format_value(now)}"
+        begun = f"{key}={format_value(before)}"
         if key.startswith(TRAINED):
             raise ConfigError(
-                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
-                f"fixed when a run begins, so start a new run with model.init_from={folder}"
+                f"{setting}: the run was begun with {begun}; what is trained is fixed when a run begins, so start a "
+                f"new run with model.init_from={folder}"
             )
+        length = ", ".join(f"training.{name}" for name in LENGTH_KEYS)
         raise ConfigError(
-            f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
-            f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
+            f"{setting}: the run was started with {begun}; a resumed run may change only its length ({length}) and "
             f"{', '.join(list_changeable())}; start a new run for other changes: {name_command('rerun')}"
         )
 
 
 def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
     """Rejects a length below the steps already trained: the model would have more steps than its config says."""
-    per_epoch = int(state.params["resolved.steps_per_epoch"])
-    for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
+    steps_of_unit = {"epochs": int(state.params["resolved.steps_per_epoch"]), "max_steps": 1}
+    trained = state.checkpoint or 0
+    for name, unit in steps_of_unit.items():
         wanted = config["training"].get(name)
-        done = state.checkpoint or 0
-        if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:
+        if f"training.{name}" not in typed or not isinstance(wanted, int):
+            continue
+        wanted_steps = wanted * unit
+        if 0 < wanted_steps < trained:
             raise ConfigError(
-                f"training.{name}={wanted}: the run has trained {done:,} steps ({wanted * steps:,} are asked for); "
-                f"name at least {-(-done // steps):,}, or leave it out"
+                f"training.{name}={wanted}: the run has trained {trained:,} steps ({wanted_steps:,} are asked for); "
+                f"name at least {math.ceil(trained / unit):,}, or leave it out"
             )
 
 
 def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yields (key, saved value, new value) of each leaf that differs."""
     if isinstance(saved, Mapping) and isinstance(config, Mapping):
-        saved, config = ({str(name): value for name, value in each.items()} for each in (saved, config))
-        for name in {**saved, **config}:
-            yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
+        saved_values = {str(name): value for name, value in saved.items()}
+        values = {str(name): value for name, value in config.items()}
+        for name in {**saved_values, **values}:
+            path = f"{key}.{name}" if key else name
+            yield from find_differences(saved_values.get(name), values.get(name), path)
     elif saved != config:
         yield key, saved, config
 
@@ -227,9 +241,10 @@ def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[s
 def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
     """Replaces `by_size` with the values that were chosen by the number of training examples when the run began."""
     for key, value in flatten_config(config).items():
-        if value == BY_SIZE and (known := params.get(f"resolved.{key}")) is not None:
-            parent, _, leaf = key.rpartition(".")
-            get_at(config, parent)[leaf] = json.loads(known)
+        chosen = params.get(f"resolved.{key}")
+        if value == BY_SIZE and chosen is not None:
+            section, leaf = find_leaf(config, key)
+            section[leaf] = json.loads(chosen)
 
 
 def keep_batching(config: Config, params: Mapping[str, str]) -> None:
@@ -248,23 +263,28 @@ def keep_batching(config: Config, params: Mapping[str, str]) -> None:
 def keep_store(config: Config, files: RunFolder) -> None:
     """Sets the store to the run's recorded one, so that it does not depend on the current folder and environment."""
     tracking = config["tracking"]
-    known = files.read_record().get("uri")
-    if tracking.get("uri") is None and known and mask_secrets(known) == known and MASK not in known:
-        tracking["uri"] = known
+    recorded = files.read_record().get("uri")
+    if tracking.get("uri") is not None or not recorded:
+        return
+    has_secret = mask_secrets(recorded) != recorded or MASK in recorded
+    if not has_secret:
+        tracking["uri"] = recorded
 
 
 def is_longer(saved: Config, config: Config, state: RunState) -> bool:
     """Returns whether a config asks for more training than the run and earlier resumes were set to."""
     trained = {} if state.is_open else state.length
+    for name in LENGTH_KEYS:
+        earlier = max(read_length(saved, name), trained.get(name, 0))
+        if read_length(config, name) > earlier:
+            return True
+    return False
 
-    def size(training: Mapping[str, Any], name: str) -> float:
-        value = training.get(name)
-        return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
 
-    return any(
-        size(config["training"], name) > max(size(saved["training"], name), trained.get(name, 0))
-        for name in LENGTH_KEYS
-    )
+def read_length(config: Config, name: str) -> float:
+    """Returns a length of the training; infinity if the config does not limit it."""
+    value = config["training"].get(name)
+    return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
 
 
 def apply_length(config: Config, length: Mapping[str, Any], params: Mapping[str, str]) -> Config:
@@ -277,9 +297,10 @@ def apply_length(config: Config, length: Mapping[str, Any], params: Mapping[str,
         return config
     changed = copy.deepcopy(config)
     for path in find_dependents(config, length):
-        known = params.get(".".join(map(str, path)), MASK)
-        if not is_changeable(".".join(map(str, path))) and MASK not in known:
-            find_section(changed, path)[path[-1]] = parse_param(known)
+        key = ".".join(map(str, path))
+        recorded = params.get(key, MASK)
+        if not is_changeable(key) and MASK not in recorded:
+            find_section(changed, path)[path[-1]] = parse_param(recorded)
     for key, value in length.items():
         section, _, name = key.partition(".")
         changed.setdefault(section, {})[name] = value
@@ -300,8 +321,8 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
 
     Raises ConfigError if a typed key may not change.
     """
-    typed = [each for each in composed.words.parsed if each.key_or_group != "resume"]
-    keys = [str(each.key_or_group) for each in typed]
+    typed = [override for override in composed.words.parsed if override.key_or_group != "resume"]
+    keys = [str(override.key_or_group) for override in typed]
     begun = load_saved_config(files, composed.resolved)
     if "training" not in begun:
         raise ConfigError(
@@ -314,26 +335,49 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
     restored = restore_interpolations(begun, interpolations, changed_keys)
     current = apply_length(restored, state.resumed_length, state.params)
     config = resolve_config(OmegaConf.create(merge_config(current, composed.raw, keys)))
-    notes = [*note_environment(begun, interpolations, changed_keys), *keep_fixed_values(saved, config, keys)]
+    notes = note_environment(begun, interpolations, changed_keys)
+    notes += keep_fixed_values(saved, config, keys)
     for placeholder in find_placeholders(config):  # the run keeps the values from its start
         section, _, key = placeholder.key.partition(".")
         config[section][key] = saved[section][key]
     check_changes(saved, config, keys, folder=files.path)
     check_length(config, keys, state)
-    for each in (saved, config):
-        keep_sizes(each, state.params)
+    keep_sizes(saved, state.params)
+    keep_sizes(config, state.params)
     keep_batching(config, state.params)
     keep_store(config, files)
-    # `resume_data` and `resume_code` are not inherited: each command decides again whether data and code may differ.
-    config |= {"resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
-    params = {**state.params, **{group: composed.choices[group] for group in keys if group in composed.choices}}
-    choices = {group: option for group, option in params.items() if group in composed.choices}
+    config["resume"] = str(files.path)
+    for key in ("resume_data", "resume_code"):
+        if key not in keys:  # not inherited: each command decides again whether data and code may differ
+            config[key] = "same"
     assert state.ready is not None  # `prepare_resume` refuses a run without it
-    search = list(dict.fromkeys((*composed.search, *state.ready.search)))
-    words = CommandWords([str(each.input_line).removeprefix("++") for each in typed])
-    resumed = ComposedConfig(config, choices, search, folder=files.path, words=words, notes=notes)
-    lengths = {f"training.{name}": config["training"].get(name) for name in LENGTH_KEYS}
-    length = {
-        key: value for key, value in lengths.items() if key in state.resumed_length or value != get_at(saved, key)
-    }
+    resumed = ComposedConfig(
+        config,
+        select_choices(composed, state, typed=keys),
+        search=list(dict.fromkeys((*composed.search, *state.ready.search))),
+        folder=files.path,
+        words=CommandWords([str(override.input_line).removeprefix("++") for override in typed]),
+        notes=notes,
+    )
+    length = list_changed_lengths(saved, config, state)
     return ResumedConfig(resumed, is_longer(saved, config, state), length)
+
+
+def select_choices(composed: ComposedConfig, state: RunState, typed: Sequence[str]) -> dict[str, str]:
+    """Returns the option of each group: the run's option, unless this command has typed another."""
+    choices = {group: option for group, option in state.params.items() if group in composed.choices}
+    for group in typed:
+        if group in composed.choices:
+            choices[group] = composed.choices[group]
+    return choices
+
+
+def list_changed_lengths(saved: Config, config: Config, state: RunState) -> dict[str, Any]:
+    """Returns the length keys that a later command changed, this one or an earlier one."""
+    changed = {}
+    for name in LENGTH_KEYS:
+        key = f"training.{name}"
+        value = config["training"].get(name)
+        if key in state.resumed_length or value != get_at(saved, key):
+            changed[key] = value
+    return changed

@@ -6,7 +6,6 @@ secrets are filled in from this machine's options. `resume.py` has the rules of 
 """
 
 import copy
-import itertools
 import re
 import shlex
 import sys
@@ -88,70 +87,124 @@ def reuse_config(
     Raises ConfigError, which names the key that is wrong or not trusted.
     """
     check_rerun_overrides(words)
-    overrides = words.parsed
     options = list_options(words.config_dirs)
-    groups = choose_groups(overrides, options)
-    raw = {
-        key: copy.deepcopy(value)
-        for key, value in tracked_config.items()
-        if key not in groups and (sections is None or key in sections)
-    }
-    unused = {key: value for key, value in tracked_config.items() if key not in raw}
-    clear_keys(raw, sorted(words.keys))
-    for key, path in (files or {}).items():
-        section, _, name = key.partition(".")
-        raw[section][name] = str(path)
+    groups = choose_groups(words.parsed, options)
+    used: Config = {}
+    unused: Config = {}
+    for key, value in tracked_config.items():
+        if key not in groups and (sections is None or key in sections):
+            used[key] = copy.deepcopy(value)
+        else:
+            unused[key] = value
+    clear_keys(used, sorted(words.keys))
+    set_paths(used, files or {})
     if sections is not None:
-        # The base uses this machine's default option for these groups: another option may have keys without a value.
-        left_out = list_ignored_keys()
-        params = {key: value for key, value in params.items() if key not in left_out}
+        params = drop_ignored_keys(params)
     base = compose_base(params, groups, words, options=options)
-    default = base.raw if sections is None else drop_missing(base.raw, {*raw, *groups})
-    tracked, local_keys = resolve_separately(raw, default, unused, list_typed_values(overrides))
-    local_keys |= {*groups, *(files or ()), *(key for key in default if key not in tracked)}
+    default = base.raw
+    if sections is not None:
+        default = drop_missing(default, {*used, *groups})
+
+    tracked, local_keys = resolve_separately(used, default, unused, list_typed_values(words.parsed))
+    local_keys.update(groups)
+    local_keys.update(files or ())
+    local_keys.update(key for key in default if key not in tracked)
     same_keys, notes = compare_environment(tracked, base, interpolations)
     local_keys |= same_keys
     config = copy.deepcopy({**default, **tracked})
-    for section, key in MACHINE_KEYS:
-        if isinstance(config.get(section), dict) and key in config[section]:
-            config[section][key] = None
-            local_keys.add(f"{section}.{key}")
+    local_keys |= clear_machine_keys(config)
     reused = OmegaConf.create(config)
-    for override in overrides:
-        if override.key_or_group not in (*groups, "experiment", RUN_DIR):
-            apply_override(reused, override, default)
-            local_keys.add(str(override.key_or_group))
-    typed_modules = reused.get("trusted_modules") if "trusted_modules" in local_keys else None  # not the tracked one
-    flagged_modules = [name for name in words.trusted if "/" not in name]
-    reused.trusted_modules = list(dict.fromkeys([*flagged_modules, *(typed_modules or ())]))
+    local_keys |= apply_overrides(reused, words.parsed, default, ignored=(*groups, "experiment", RUN_DIR))
+    reused.trusted_modules = list_trusted_modules(reused, words, has_own="trusted_modules" in local_keys)
+    local_keys.add("trusted_modules")
     reused.resume = None
+
     check_code(to_container(reused), reused.trusted_modules, words, search=base.search)
     restore_secrets(reused, default, local_keys)
-    check_values(to_container(reused), local_keys | {"trusted_modules"}, words.trusted)
-    tracked_choices = {
-        group: params[group] for group in base.choices if group in raw and NAME.fullmatch(params.get(group, ""))
-    }
-    folders = [Path(str(o.value())) for o in overrides if o.key_or_group == RUN_DIR]
+    check_values(to_container(reused), local_keys, words.trusted)
     return replace(
         base,
         config=reused,
-        choices={**base.choices, **tracked_choices, **groups},
-        folder=folders[-1] if folders else base.folder,
+        choices={**base.choices, **select_tracked_choices(params, base.choices, used), **groups},
+        folder=find_typed_folder(words) or base.folder,
         words=words,
         notes=notes,
     )
 
 
+def set_paths(config: Config, files: Mapping[str, Path]) -> None:
+    """Sets the keys of the run's files to their present paths."""
+    for key, path in files.items():
+        section, _, name = key.partition(".")
+        config[section][name] = str(path)
+
+
+def drop_ignored_keys(params: Mapping[str, str]) -> dict[str, str]:
+    """Returns params without the options of groups that a command about a run ignores.
+
+    The base uses this machine's default option for these groups: another option may have keys without a value.
+    """
+    ignored = list_ignored_keys()
+    return {key: value for key, value in params.items() if key not in ignored}
+
+
+def clear_machine_keys(config: Config) -> set[str]:
+    """Clears the values that belong to the machine of the tracked run. Returns their keys."""
+    cleared = set()
+    for section, key in MACHINE_KEYS:
+        if isinstance(config.get(section), dict) and key in config[section]:
+            config[section][key] = None
+            cleared.add(f"{section}.{key}")
+    return cleared
+
+
+def list_trusted_modules(config: DictConfig, words: CommandWords, has_own: bool) -> list[str]:
+    """Returns the modules whose code may run: those of `--trust`, and those of the config if this command set them.
+
+    Args:
+        has_own: whether `trusted_modules` comes from this command or machine. The tracked value is never used.
+    """
+    flagged = [name for name in words.trusted if "/" not in name]
+    typed = (config.get("trusted_modules") or []) if has_own else []
+    return list(dict.fromkeys([*flagged, *typed]))
+
+
+def select_tracked_choices(params: Mapping[str, str], groups: Collection[str], used: Config) -> dict[str, str]:
+    """Returns the run's option of each group whose tracked section is used."""
+    choices = {}
+    for group in groups:
+        option = params.get(group, "")
+        if group in used and NAME.fullmatch(option):
+            choices[group] = option
+    return choices
+
+
+def find_typed_folder(words: CommandWords) -> Path | None:
+    """Returns the last typed `hydra.run.dir`; None if there is none."""
+    folder = None
+    for override in words.parsed:
+        if override.key_or_group == RUN_DIR:
+            folder = Path(str(override.value()))
+    return folder
+
+
 def choose_groups(overrides: Sequence[Override], options: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Returns the typed option of each group. Raises ConfigError for an unknown option."""
-    groups = {str(o.key_or_group): o for o in overrides if o.key_or_group in options}
-    for key, override in groups.items():
+    typed = {str(override.key_or_group): override for override in overrides}
+    chosen = {}
+    for group, override in typed.items():
+        if group not in options:
+            continue
         if override.is_delete():
-            known = ", ".join(options[key])
-            raise ConfigError(f"~{key}: a config group cannot be removed; write {key}=OPTION ({known})")
-        if key != "experiment" and str(override.value()) not in options[key]:  # `experiment=null` is allowed
-            raise unknown_option_error(key, str(override.value()), options[key])
-    return {key: str(override.value()) for key, override in groups.items() if key != "experiment"}
+            known = ", ".join(options[group])
+            raise ConfigError(f"~{group}: a config group cannot be removed; write {group}=OPTION ({known})")
+        if group == "experiment":  # a recipe is no option; `check_rerun_overrides` allows only `experiment=null`
+            continue
+        option = str(override.value())
+        if option not in options[group]:
+            raise unknown_option_error(group, option, options[group])
+        chosen[group] = option
+    return chosen
 
 
 def drop_missing(config: Mapping[str, Any], used: Collection[str]) -> dict[str, Any]:
@@ -195,10 +248,14 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: C
 
     Returns an empty text if nothing is missing.
     """
-    flags = [("--config-dir", each) for each in words.missing_dirs] + [
-        ("--trust", each) for each in list_own_modules(config, trusted)
-    ]
-    return shlex.join([*words.line, *itertools.chain.from_iterable(flags)]) if flags else ""
+    flags = []
+    for folder in words.missing_dirs:
+        flags += ["--config-dir", folder]
+    for module in list_own_modules(config, trusted):
+        flags += ["--trust", module]
+    if not flags:
+        return ""
+    return shlex.join([*words.line, *flags])
 
 
 def check_rerun_overrides(words: CommandWords) -> None:
@@ -220,9 +277,8 @@ def check_rerun_overrides(words: CommandWords) -> None:
 def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
     """Clears the tracked values of keys that are typed, so that the old values are not checked."""
     for key in keys:
-        parent, _, leaf = key.rpartition(".")
-        section = get_at(config, parent) if parent else config
-        if isinstance(section, dict) and leaf in section and not isinstance(section[leaf], dict | list):
+        section, leaf = find_leaf(config, key)
+        if leaf in section and not isinstance(section[leaf], dict | list):
             section[leaf] = None
 
 
@@ -241,15 +297,22 @@ def compose_base(
     params: Mapping[str, str], groups: Mapping[str, str], words: CommandWords, options: Mapping[str, Sequence[str]]
 ) -> ComposedConfig:
     """Composes this machine's options: the typed ones, otherwise the run's options that also exist here."""
-    known = {group: params.get(group) for group in options if group != "experiment"}
-    choices = {group: str(option) for group, option in known.items() if option in options[group]}
+    choices = {}
+    for group, names in options.items():
+        option = params.get(group)
+        if group != "experiment" and option in names:
+            choices[group] = str(option)
     choices |= groups
-    return compose_config([make_override(*choice) for choice in choices.items()], words.config_dirs)
+    overrides = [make_override(group, option) for group, option in choices.items()]
+    return compose_config(overrides, words.config_dirs)
 
 
 def list_typed_values(overrides: Sequence[Override]) -> dict[str, Any]:
     """Returns the typed values to which a tracked config may refer: those without interpolations."""
-    values = {str(each.key_or_group): each.value() for each in overrides if not each.is_delete()}
+    values = {}
+    for override in overrides:
+        if not override.is_delete():
+            values[str(override.key_or_group)] = override.value()
     return {key: value for key, value in values.items() if not list_interpolations({"": value})}
 
 
@@ -318,9 +381,8 @@ def hide_resolvers(config: Mapping[str, Any]) -> Config:
 
 def has_leaf(config: Config, key: str) -> bool:
     """Whether a plain config has a key whose value is not a section."""
-    parent, _, leaf = key.rpartition(".")
-    section = get_at(config, parent) if parent else config
-    return isinstance(section, dict) and leaf in section and not isinstance(section[leaf], dict)
+    section, leaf = find_leaf(config, key)
+    return leaf in section and not isinstance(section[leaf], dict)
 
 
 def compare_environment(
@@ -336,15 +398,31 @@ def compare_environment(
     for path, text in interpolations.items():
         section = find_section(tracked, path)
         local = find_section(base.raw, path)
-        key = ".".join(map(str, path))
-        if not section or not local or local[path[-1]] != text or section[path[-1]] is None:
+        name = path[-1]
+        if not section or not local or local[name] != text or section[name] is None:
             continue
-        if path in base.values and base.values[path] == section[path[-1]]:
+        key = ".".join(map(str, path))
+        begun = section[name]
+        if path in base.values and base.values[path] == begun:
             same_keys.add(key)
         elif depends_on_environment(text):
-            state = f"is {format_value(base.values[path])} here" if path in base.values else "cannot be resolved here"
-            notes.append(f"note: {key}={format_value(section[path[-1]])} as when the run began; {text} {state}")
+            state = "cannot be resolved here"
+            if path in base.values:
+                state = f"is {format_value(base.values[path])} here"
+            notes.append(f"note: {key}={format_value(begun)} as when the run began; {text} {state}")
     return same_keys, notes
+
+
+def apply_overrides(
+    config: DictConfig, overrides: Sequence[Override], default: Mapping[str, Any], ignored: Collection[str]
+) -> set[str]:
+    """Applies overrides to a config, except for some keys. Returns the keys that it applied."""
+    keys = set()
+    for override in overrides:
+        if override.key_or_group not in ignored:
+            apply_override(config, override, default)
+            keys.add(str(override.key_or_group))
+    return keys
 
 
 def apply_override(config: DictConfig, override: Override, default: Mapping[str, Any]) -> None:
@@ -355,9 +433,11 @@ def apply_override(config: DictConfig, override: Override, default: Mapping[str,
         if not exists:
             raise unknown_key_error(key, list_keys(config))
         parent, _, leaf = key.rpartition(".")
-        del (OmegaConf.select(config, parent) if parent else config)[leaf]
+        section = OmegaConf.select(config, parent) if parent else config
+        del section[leaf]
         return
-    if not (exists or override.is_add() or override.is_force_add() or get_at(default, key) is not None):
+    is_known = exists or get_at(default, key) is not None
+    if not (is_known or override.is_add() or override.is_force_add()):
         raise unknown_key_error(key, list_keys(config))
     try:
         OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
@@ -408,6 +488,16 @@ def get_at(config: Any, key: str) -> Any:
     return config
 
 
+def find_leaf(config: Config, key: str) -> tuple[Config, str]:
+    """Returns the section of a plain config that holds a dotted key, and the key's last part.
+
+    The section is {} if there is none.
+    """
+    parent, _, leaf = key.rpartition(".")
+    section = get_at(config, parent) if parent else config
+    return (section if isinstance(section, dict) else {}), leaf
+
+
 def load_interpolations(text: str) -> dict[KeyPath, str]:
     """Parses an interpolations.yaml: the interpolations whose values are in config.yaml."""
     try:
@@ -419,7 +509,9 @@ def load_interpolations(text: str) -> dict[KeyPath, str]:
 
 def read_interpolations(files: RunFolder) -> dict[KeyPath, str]:
     """Reads the interpolations whose values are in the run's config.yaml; {} if it has none."""
-    return load_interpolations(files.interpolations.read_text()) if files.interpolations.is_file() else {}
+    if not files.interpolations.is_file():
+        return {}
+    return load_interpolations(files.interpolations.read_text())
 
 
 def find_section(config: Any, path: KeyPath) -> Any:
