@@ -18,35 +18,45 @@ def parse_feature_sections(config: Mapping[str, Any]) -> dict[type, Any]:
     Raises ConfigError for a wrong name, type or range.
     """
     parsed: dict[type, Any] = {}
-    core = {each.name for each in dataclasses.fields(Plan)}
     for feature in list_features().values():
-        if feature.section is None:
-            continue
-        group = feature.config_group
-        given = config.get(group) or {}
-        own = list_keys(feature.section)
-        others = {key for cls in list_sections()[group] for key in list_keys(cls)} - own
-        if group in core:  # the core refuses unknown keys of its group
-            given = {key: value for key, value in given.items() if key in own}
-        else:
-            given = {key: value for key, value in given.items() if key not in others}
-        parsed[feature.section] = parse_feature_section(feature, feature.section, given)
+        if feature.section is not None:
+            values = select_own_values(feature, config.get(feature.config_group) or {})
+            parsed[feature.section] = parse_feature_section(feature, feature.section, values)
     return parsed
 
 
+def select_own_values(feature: Feature, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a config group that are for a feature, without the keys of other owners of the group.
+
+    Unknown keys stay, so that they are refused, unless the core owns the group: then the core refuses them.
+    """
+    own = list_keys(feature.section)
+    is_core_group = feature.config_group in list_keys(Plan)
+    others: set[str] = set()
+    for section in list_sections()[feature.config_group]:
+        others |= list_keys(section) - own
+    selected = {}
+    for key, value in values.items():
+        is_selected = key in own if is_core_group else key not in others
+        if is_selected:
+            selected[key] = value
+    return selected
+
+
 def list_keys(section: Any) -> set[str]:
-    return {each.name for each in dataclasses.fields(section)}
+    """Returns the names of a dataclass's fields."""
+    return {field.name for field in dataclasses.fields(section)}
 
 
-def parse_feature_section(feature: Feature, section: Any, given: Mapping[str, Any]) -> Any:
+def parse_feature_section(feature: Feature, section: Any, values: Mapping[str, Any]) -> Any:
     """Parses the keys of a feature. If the feature's own defaults are invalid, uses its dataclass and reports that.
 
     Raises ConfigError if a value set by the user is invalid.
     """
     try:
-        return parse_section(section, given, feature.config_group)
+        return parse_section(section, values, feature.config_group)
     except ConfigError as error:
-        if given != read_defaults(feature):
+        if values != read_defaults(feature):
             raise
         reason = str(error)
     except Exception as error:  # a type that config keys do not support
@@ -62,12 +72,15 @@ def read_defaults(feature: Feature) -> dict[str, Any]:
     values: dict[str, Any] = {}
     own = list_keys(feature.section)
     for option in list_default_files(feature.defaults):
+        is_of_group = Path(option).parent.name == feature.config_group
         for folder in list_package_folders(feature.conf):
             if not (folder / option).is_file():
                 continue
             content: Any = OmegaConf.to_container(OmegaConf.load(folder / option), resolve=False)
-            keys = content if Path(option).parent.name == feature.config_group else content.get(feature.config_group)
-            values |= {key: value for key, value in (keys or {}).items() if key in own}
+            section = content if is_of_group else content.get(feature.config_group)
+            for key, value in (section or {}).items():
+                if key in own:
+                    values[key] = value
     return values
 
 

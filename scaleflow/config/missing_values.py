@@ -26,14 +26,19 @@ def check_missing_values(hydra: Any) -> None:
     Args:
         hydra: Hydra's own part of the composed config.
     """
-    words = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
-    # Choosing another option of a group sets no key.
-    typed = [word for word in words if word not in hydra.runtime.choices]
     sources = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     if not sources:
         return
+    typed = list_typed_keys(hydra)
+    for key, option in find_missing_keys(sources, hydra.runtime.choices).items():
+        if not is_under(key, typed):
+            raise ConfigError(f"{key}: {option} has no default for it; write {key}=...")
+
+
+def find_missing_keys(sources: Sequence[Path], choices: Mapping[Any, Any]) -> dict[str, str]:
+    """Returns the keys that the user's options declare as `???`, and the option of each: `GROUP=OPTION`."""
     missing: dict[str, str] = {}
-    for group, option in hydra.runtime.choices.items():
+    for group, option in choices.items():
         file = find_option_file(sources, str(group), str(option))
         if file is None:
             continue
@@ -42,9 +47,17 @@ def check_missing_values(hydra: Any) -> None:
                 missing[key] = f"{str(group).partition('@')[0]}={option}"
             else:
                 missing.pop(key, None)
-    for key, option in missing.items():
-        if not any(is_under(key, [word]) for word in typed):
-            raise ConfigError(f"{key}: {option} has no default for it; write {key}=...")
+    return missing
+
+
+def list_typed_keys(hydra: Any) -> list[str]:
+    """Returns the keys that the words of the command set. Choosing another option of a group sets no key."""
+    keys = []
+    for word in read_words(hydra):
+        key = str(word).lstrip("+~").partition("=")[0]
+        if key not in hydra.runtime.choices:
+            keys.append(key)
+    return keys
 
 
 def read_words(hydra: Any) -> Sequence[Any]:
@@ -74,11 +87,16 @@ def read_option(file: Path, group: str, changed: int) -> Mapping[str, bool]:
     config = OmegaConf.create(text)
     if not isinstance(config, DictConfig):
         return {}
-    prefix = find_package(text, group)
+    package = find_package(text, group)
+    prefix = f"{package}." if package else ""
     plain = OmegaConf.to_container(config, resolve=False)  # interpolations may refer to keys of other files
-    keys = dict.fromkeys(every_key(plain), False)
-    keys |= {".".join(map(str, path)): True for path, value in iterate_paths(plain) if value == "???"}
-    return {f"{prefix}.{key}" if prefix else key: is_missing for key, is_missing in keys.items()}
+    keys = {}
+    for key in every_key(plain):
+        keys[prefix + key] = False
+    for path, value in iterate_paths(plain):
+        if value == "???":
+            keys[prefix + ".".join(map(str, path))] = True
+    return keys
 
 
 def find_package(text: str, group: str) -> str:

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -28,44 +29,56 @@ def check_own_names(config: Mapping[str, Any], search: Sequence[str]) -> None:
 
     Skips code that defines names while it runs, and modules that are already imported: the worker checks these.
     """
-    own = [(key, path) for key, path in list_own_targets(config) if is_checked(path)]
-    found = {path: find_module_file(path.split("."), search) for _, path in own}
-    files = {place[0] for place in found.values() if place is not None}
-    may_find_more = any(IMPORT_PATH in read_module(file) for file in files)
-    for key, path in own:
-        place = found[path]
-        if place is not None:
-            check_own_name(key, path, file=place[0], count=place[1])
-        elif not may_find_more and not is_found(path.partition(".")[0], search):
+    targets = []
+    modules: dict[str, ModuleFile | None] = {}
+    for key, path in list_own_targets(config):
+        if is_checked(path):
+            targets.append((key, path))
+            modules[path] = find_module_file(path.split("."), search)
+    files = {module.file for module in modules.values() if module is not None}
+    may_import_more = any(IMPORT_PATH in read_module(file) for file in files)
+    for key, path in targets:
+        module = modules[path]
+        if module is not None:
+            check_own_name(key, path, module)
+            continue
+        package = path.partition(".")[0]
+        if not may_import_more and not is_importable(package, search):
             raise ConfigError(
-                f"{key}._target_={path}: cannot be loaded (there is no module {path.partition('.')[0]}); expected the "
-                "dotted name of a class or function in an installed module, the current folder or the --config-dir "
-                "folder"
+                f"{key}._target_={path}: cannot be loaded (there is no module {package}); expected the dotted name of "
+                "a class or function in an installed module, the current folder or the --config-dir folder"
             )
+
+
+@dataclass(frozen=True)
+class ModuleFile:
+    """The file of the module in a dotted path."""
+
+    file: Path
+    parts: int  # how many parts of the path name the module
 
 
 def is_checked(path: str) -> bool:
     return "." in path and path.partition(".")[0] not in sys.modules
 
 
-def check_own_name(key: str, path: str, file: Path, count: int) -> None:
-    """Raises ConfigError if the module named by the first `count` parts of a dotted path does not
-    define the next part.
-    """
+def check_own_name(key: str, path: str, module: ModuleFile) -> None:
+    """Raises ConfigError if the module of a dotted path does not define the part that follows the module's name."""
     parts = path.split(".")
-    names = list_names(key, path, file=file)
-    name = parts[count] if count < len(parts) else ""
+    names = list_names(key, path, file=module.file)
+    name = parts[module.parts] if module.parts < len(parts) else ""
     # Every module has __dict__ and similar names.
     if names is None or not name or name in names or name.startswith("__"):
         return
-    module = ".".join(parts[:count])
-    similar = find_similar(name, [each for each in names if not each.startswith("_")])
-    hint = f"; did you mean {module}.{similar}?" if similar else ""
-    raise ConfigError(f"{key}._target_={path}: cannot be loaded ({file.name} has no {name}{hint})")
+    module_name = ".".join(parts[: module.parts])
+    public_names = [known for known in names if not known.startswith("_")]
+    similar = find_similar(name, public_names)
+    hint = f"; did you mean {module_name}.{similar}?" if similar else ""
+    raise ConfigError(f"{key}._target_={path}: cannot be loaded ({module.file.name} has no {name}{hint})")
 
 
-def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path, int] | None:
-    """Returns the file of the module in a dotted path, and how many parts name the module; None without a file."""
+def find_module_file(parts: Sequence[str], search: Sequence[str]) -> ModuleFile | None:
+    """Returns the file of the module in a dotted path; None without a file."""
     for folder in search:
         for count in range(len(parts) - 1, 0, -1):
             base = Path(folder, *parts[:count])
@@ -73,13 +86,13 @@ def find_module_file(parts: Sequence[str], search: Sequence[str]) -> tuple[Path,
             if package.is_file():  # Python prefers a package to a module with the same name
                 # The name may also be a module of the package, which the package imports only while it runs.
                 is_module = (base / parts[count]).is_dir() or any(base.glob(f"{parts[count]}.*"))
-                return None if is_module else (package, count)
+                return None if is_module else ModuleFile(package, count)
             if base.with_suffix(".py").is_file():
-                return base.with_suffix(".py"), count
+                return ModuleFile(base.with_suffix(".py"), count)
     return None
 
 
-def is_found(name: str, search: Sequence[str]) -> bool:
+def is_importable(name: str, search: Sequence[str]) -> bool:
     """Returns whether a top-level module can be imported, without importing it."""
     try:
         spec = PathFinder.find_spec(name, [*search, *sys.path]) or importlib.util.find_spec(name)
@@ -111,7 +124,10 @@ def list_names(key: str, path: str, file: Path) -> set[str] | None:
         raise ConfigError(
             f"{key}._target_={path}: cannot be loaded ({file.name}, line {error.lineno}: {error.msg})"
         ) from error
-    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            names.update(node.names)
     for node in walk_module(tree):
         names |= list_bound_names(node)
     text = read_module(file)

@@ -8,7 +8,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
@@ -34,31 +34,46 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
 
     Raises ConfigError if the section is not a mapping, or if a name, type or range is wrong.
     """
-    known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
-    has_target = known.pop("target", None) is not None
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
+    has_target = fields.pop("target", None) is not None
     if not isinstance(section, Mapping):
-        example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(known))}=..."
+        example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(fields))}=..."
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
-    of_features = list_feature_keys(key) if cls not in list_sections().get(key, ()) else set()
-    others = {name: value for name, value in section.items() if name not in known and name not in of_features}
-    for name in others:
+    is_of_feature = cls in list_sections().get(key, ())
+    feature_keys = set() if is_of_feature else list_feature_keys(key)
+    others = {}
+    for name, value in section.items():
+        if name not in fields and name not in feature_keys:
+            others[name] = value
+    check_names(others, key)
+    if others and not has_target:
+        known_keys = [f"{key}.{name}" for name in (*fields, *feature_keys)]
+        raise unknown_key_error(f"{key}.{next(iter(others))}", known_keys)
+    hints = list_key_types(typing.cast(Any, cls), key)
+    values: dict[str, Any] = {}
+    if has_target:
+        values["target"] = parse_target(others, key)
+    for name, value in section.items():
+        if name in fields:
+            values[name] = parse_value(value, hints[name], f"{key}.{name}", limits=fields[name].metadata)
+    return cls(**values)
+
+
+def check_names(section: Mapping[Any, Any], key: str) -> None:
+    """Raises ConfigError if the name of a key is not text, or has a dot."""
+    for name in section:
         if not isinstance(name, str):
             raise ConfigError(f"{key}.{name}: the name of a key is text; leave this one out")
         if "." in name:
             raise dotted_key_error(f"{key}.{name}", name)
-    if others and not has_target:
-        raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in (*known, *of_features)])
-    hints = list_key_types(typing.cast(Any, cls), key)
-    values: dict[str, Any] = {"target": parse_target(others, key)} if has_target else {}
-    for name, value in section.items():
-        if name in known:
-            values[name] = parse_value(value, hints[name], f"{key}.{name}", limits=known[name].metadata)
-    return cls(**values)
 
 
 def list_feature_keys(group: str) -> set[str]:
     """Returns the keys that features add to a config group."""
-    return {each.name for cls in list_sections().get(group, ()) for each in dataclasses.fields(cls)}
+    keys: set[str] = set()
+    for cls in list_sections().get(group, ()):
+        keys.update(field.name for field in dataclasses.fields(cls))
+    return keys
 
 
 def parse_target(section: Mapping[str, Any], key: str) -> Target:
@@ -66,7 +81,7 @@ def parse_target(section: Mapping[str, Any], key: str) -> Target:
     path = section.get("_target_")
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(f"{key}._target_={format_value(path)}: expected the dotted name of a class or function")
-    arguments = {k: v for k, v in section.items() if k not in ("_target_", "_partial_")}
+    arguments = {name: value for name, value in section.items() if name not in ("_target_", "_partial_")}
     return Target(key, path.strip(), arguments)
 
 
@@ -120,18 +135,11 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
     """Converts a value to a type, or returns `_INVALID`. It does not parse text as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        options = get_args(hint)
-        if isinstance(value, Mapping) and "_target_" not in value and any(get_origin(o) is dict for o in options):
-            options = tuple(option for option in options if option is not Target)
-        conversions = (convert_value(value, option, key) for option in options)
-        return next((result for result in conversions if result is not _INVALID), _INVALID)
+        return convert_union(value, get_args(hint), key)
     if origin is Literal:
         return value if isinstance(value, str) and value in get_args(hint) else _INVALID
     if origin is list:
-        items = (
-            [convert_value(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_INVALID]
-        )
-        return _INVALID if any(i is _INVALID for i in items) else items
+        return convert_list(value, get_args(hint)[0], key) if isinstance(value, list | tuple) else _INVALID
     if origin is dict:
         return convert_mapping(value, get_args(hint), key) if isinstance(value, Mapping) else _INVALID
     if hint is Target:
@@ -140,6 +148,26 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
         value = expand_short(value, hint, key)
         return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _INVALID
     return convert_plain(value, hint)
+
+
+def convert_union(value: object, options: Sequence[Any], key: str) -> Any:
+    """Converts a value to the first of several types that it fits."""
+    has_mapping = any(get_origin(option) is dict for option in options)
+    is_plain_mapping = isinstance(value, Mapping) and "_target_" not in value
+    for option in options:
+        if option is Target and is_plain_mapping and has_mapping:
+            continue
+        converted = convert_value(value, option, key)
+        if converted is not _INVALID:
+            return converted
+    return _INVALID
+
+
+def convert_list(value: Sequence[object], hint: Any, key: str) -> Any:
+    items = [convert_value(item, hint, key) for item in value]
+    if any(item is _INVALID for item in items):
+        return _INVALID
+    return items
 
 
 def expand_short(value: object, hint: Any, key: str) -> object:
@@ -151,7 +179,7 @@ def expand_short(value: object, hint: Any, key: str) -> object:
     if hint in (EarlyStopping, Plateau) and isinstance(value, Mapping) and "metric" in value:
         if "monitor" in value:
             raise ConfigError(f"{key}.metric={value['metric']} with {key}.monitor: both name the value; give one")
-        return {"monitor" if name == "metric" else name: each for name, each in value.items()}
+        return {("monitor" if name == "metric" else name): item for name, item in value.items()}
     return value
 
 
@@ -161,15 +189,20 @@ def convert_mapping(value: Mapping[Any, object], hints: tuple[Any, ...], key: st
     Integer names may be text, because JSON names are always text.
     """
     name_hint, hint = hints
-    items = {str(k): str(v) if hint is str else convert_value(v, hint, f"{key}.{k}") for k, v in value.items()}
+    items: dict[str, Any] = {}
+    for name, item in value.items():
+        items[str(name)] = str(item) if hint is str else convert_value(item, hint, f"{key}.{name}")
     if any(item is _INVALID for item in items.values()):
         return _INVALID
     if name_hint is not int:
         return items
-    return {int(k): v for k, v in items.items()} if all(re.fullmatch(r"-?\d+", k) for k in items) else _INVALID
+    if not all(re.fullmatch(r"-?\d+", name) for name in items):
+        return _INVALID
+    return {int(name): item for name, item in items.items()}
 
 
 def convert_plain(value: object, hint: Any) -> Any:
+    """Converts a value to None, bool, a number, text, or a class without keys of its own."""
     if hint is type(None):
         return None if value is None else _INVALID
     if isinstance(value, bool) or hint is bool:
@@ -181,57 +214,95 @@ def convert_plain(value: object, hint: Any) -> Any:
 
 
 def is_within(value: object, limits: Mapping[str, Any]) -> bool:
+    """Whether all numbers of a value are within limits. Other values have no limits."""
     if isinstance(value, Mapping):
-        return all(is_within(each, limits) for each in value.values())
-    numbers = value if isinstance(value, list) else [value]
-    return all(
-        (limits.get("at_least") is None or n >= limits["at_least"])
-        and (limits.get("at_most") is None or n <= limits["at_most"])
-        and (limits.get("above") is None or n > limits["above"])
-        and (limits.get("below") is None or n < limits["below"])
-        for n in numbers
-        if isinstance(n, int | float)
-    )
+        return all(is_within(item, limits) for item in value.values())
+    items = value if isinstance(value, list) else [value]
+    numbers = [item for item in items if isinstance(item, int | float)]
+    return all(is_number_within(number, limits) for number in numbers)
+
+
+def is_number_within(number: float, limits: Mapping[str, Any]) -> bool:
+    at_least = limits.get("at_least")
+    if at_least is not None and not number >= at_least:  # `not`, since NaN is never within
+        return False
+    at_most = limits.get("at_most")
+    if at_most is not None and not number <= at_most:
+        return False
+    above = limits.get("above")
+    if above is not None and not number > above:
+        return False
+    below = limits.get("below")
+    return below is None or number < below
+
+
+TARGET_EXAMPLE = "{_target_: the dotted name of a class, and its arguments}"
+
+#: Items of a list that a message shows, by their type.
+LIST_EXAMPLES: dict[Any, str] = {
+    int: "0, 1",
+    float: "5, 1",
+    Target: TARGET_EXAMPLE,
+    Target | str: f"auc, {TARGET_EXAMPLE}",
+}
+
+#: The names of plain types in a message.
+TYPE_NAMES: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     """Describes a type and its limits for a message: `an integer, at least 1, or null`."""
-    if get_origin(hint) in (Union, types.UnionType):
-        options = [o for o in get_args(hint) if o is not type(None)]
-        takes_limits = [o for o in options if o in (int, float) or get_origin(o) in (dict, list)]
-        is_named = Target in options
-        descriptions = []
-        for option in options:
-            if option is str and is_named:
-                descriptions.append("a short name")
-            else:
-                descriptions.append(describe_type(option, limits if option in takes_limits else {}))
-        words = " or ".join(descriptions)
-        return words + (", or null" if type(None) in get_args(hint) else "")
-    bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
-    within = "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
-    if get_origin(hint) is list:
-        target = "{_target_: the dotted name of a class, and its arguments}"
-        examples = {int: "0, 1", float: "5, 1", Target: target, Target | str: f"auc, {target}"}
-        return f"a list such as [{limits.get('example', examples.get(get_args(hint)[0], 'a, b'))}]{within}"
-    if get_origin(hint) is dict and get_args(hint)[1] is not str:
-        name = "NUMBER" if get_args(hint)[0] is int else "NAME"
-        return f"{{{name}: {describe_type(get_args(hint)[1], limits)}}}"
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if origin in (Union, types.UnionType):
+        return describe_union(arguments, limits)
+    if origin is Literal:
+        return "one of " + ", ".join(arguments) if len(arguments) > 1 else str(arguments[0])
+    if origin is list:
+        example = limits.get("example", LIST_EXAMPLES.get(arguments[0], "a, b"))
+        return f"a list such as [{example}]{describe_limits(limits)}"
+    if origin is dict and arguments[1] is not str:
+        name = "NUMBER" if arguments[0] is int else "NAME"
+        return f"{{{name}: {describe_type(arguments[1], limits)}}}"
     if hint is Target:
         return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):
         short = "auto or " if hint is EarlyStopping else ""
-        return f"{short}{{{', '.join(f.name for f in dataclasses.fields(hint))}}}"
-    names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint, "keys and values") + within
+        names = ", ".join(field.name for field in dataclasses.fields(hint))
+        return f"{short}{{{names}}}"
+    return TYPE_NAMES.get(hint, "keys and values") + describe_limits(limits)
+
+
+def describe_union(options: Sequence[Any], limits: Mapping[str, Any]) -> str:
+    """Describes a choice between types for a message. Only numbers, lists and mappings have the limits."""
+    descriptions = []
+    for option in options:
+        if option is type(None):
+            continue
+        if option is str and Target in options:
+            descriptions.append("a short name")
+            continue
+        has_limits = option in (int, float) or get_origin(option) in (dict, list)
+        descriptions.append(describe_type(option, limits if has_limits else {}))
+    text = " or ".join(descriptions)
+    return f"{text}, or null" if type(None) in options else text
+
+
+def describe_limits(limits: Mapping[str, Any]) -> str:
+    """Describes limits for a message: `, at least 1, below 2`; "" without limits."""
+    text = ""
+    for name in ("at_least", "above", "at_most", "below"):
+        limit = limits.get(name)
+        if limit is not None:
+            text += f", {name.replace('_', ' ')} {limit}"
+    return text
 
 
 def format_value(value: object) -> str:
     """Formats a value as a user types it, with secrets masked, cut to 80 characters."""
     if dataclasses.is_dataclass(value):
-        return f"{{{', '.join(f'{k}: {format_value(v)}' for k, v in vars(value).items() if v is not None)}}}"
+        items = [f"{name}: {format_value(item)}" for name, item in vars(value).items() if item is not None]
+        return f"{{{', '.join(items)}}}"
     value = mask_secrets(value)
     if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
         return f"'{value}'"  # text that looks like another type
@@ -243,13 +314,13 @@ def format_value(value: object) -> str:
 
 def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
     """Returns the leaves of nested mappings by their dotted keys. An empty inner mapping is a leaf."""
-    if isinstance(config, Mapping) and (config or not prefix):
-        return {
-            k: v
-            for key, value in config.items()
-            for k, v in flatten_config(value, f"{prefix}.{key}" if prefix else str(key)).items()
-        }
-    return {prefix: config}
+    is_section = isinstance(config, Mapping) and (config or not prefix)
+    if not is_section:
+        return {prefix: config}
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        leaves |= flatten_config(value, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
 
 
 def is_under(key: str, names: Iterable[str]) -> bool:
@@ -261,4 +332,8 @@ def every_key(config: Any, prefix: str = "") -> list[str]:
     """Lists the dotted keys of nested mappings, including keys of inner mappings."""
     if not isinstance(config, Mapping):
         return []
-    return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
+    keys = []
+    for name, value in config.items():
+        keys.append(f"{prefix}{name}")
+        keys += every_key(value, f"{prefix}{name}.")
+    return keys
