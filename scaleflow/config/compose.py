@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -91,13 +92,15 @@ class CommandWords:
     @property
     def keys(self) -> set[str]:
         """The typed keys and groups."""
-        return {str(each.key_or_group) for each in self.parsed}
+        return {str(override.key_or_group) for override in self.parsed}
 
     def find(self, key: str) -> Any:
         """Returns the last value of a key; None if no override sets it."""
-        is_set = [not (each.is_sweep_override() or each.is_delete()) for each in self.parsed]
-        values = [o.value() for o, is_one in zip(self.parsed, is_set, strict=True) if is_one and o.key_or_group == key]
-        return values[-1] if values else None
+        for override in reversed(self.parsed):
+            has_value = not (override.is_sweep_override() or override.is_delete())
+            if override.key_or_group == key and has_value:
+                return override.value()
+        return None
 
     def refuse_sweep(self, why: str) -> None:
         """Raises ConfigError for a key with several values. `why` is the reason why the command cannot be a sweep."""
@@ -109,7 +112,7 @@ class CommandWords:
     @property
     def missing_dirs(self) -> list[str]:
         """The `--config-dir` folders that the tracked run had and this command lacks."""
-        return [each for each in dict.fromkeys(self.tracked_dirs) if each not in self.config_dirs]
+        return [folder for folder in dict.fromkeys(self.tracked_dirs) if folder not in self.config_dirs]
 
     @property
     def search(self) -> list[str]:
@@ -186,17 +189,11 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
     """Suggests a replacement for a word that Hydra cannot read. `words` are all words of the command."""
     key, is_override, value = word.partition("=")
     if not is_override:
-        before = list(itertools.takewhile(lambda other: other != word, words))
-        after = itertools.takewhile(lambda other: "=" not in other, words[len(before) :])
-        if before and "=" in before[-1] and not before[-1].startswith("-"):  # a value with spaces and no quotes
-            key, _, value = before[-1].partition("=")
-            following = list(after)
-            if not value and len(following) == 1:  # a space after the equals sign
-                return f"type {mask_override(shlex.quote(f'{key}={following[0]}'))}"
-            return f"type {mask_override(quote_override(key, ' '.join([value, *following])))}"
-        return f"type {word}=VALUE in one word"
-    if "[" in value and close_brackets(word) and (whole := close_with(word, words)):
-        return f"type {mask_override(shlex.quote(whole))}"
+        return suggest_joined_word(word, words)
+    if "[" in value and close_brackets(word):
+        whole = close_with(word, words)
+        if whole:
+            return f"type {mask_override(shlex.quote(whole))}"
     if re.fullmatch(r"\(.*\)", value):
         return f"type {mask_override(shlex.quote(f'{key}=[{value[1:-1]}]'))}"
     if re.fullmatch(r"[\w.-]+,", value):
@@ -207,30 +204,53 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
     return f"type {mask_override(quote_override(key, value))}"
 
 
+def suggest_joined_word(word: str, words: Sequence[str]) -> str:
+    """Suggests a replacement for a word without `=`, which may be the rest of a value with spaces."""
+    index = words.index(word) if word in words else len(words)
+    previous = words[index - 1] if index else ""
+    if "=" not in previous or previous.startswith("-"):
+        return f"type {word}=VALUE in one word"
+    rest = list(itertools.takewhile(lambda other: "=" not in other, words[index:]))
+    key, _, value = previous.partition("=")
+    if not value and len(rest) == 1:  # a space after the equals sign
+        return f"type {mask_override(shlex.quote(f'{key}={rest[0]}'))}"
+    return f"type {mask_override(quote_override(key, ' '.join([value, *rest])))}"
+
+
 def close_with(word: str, words: Sequence[str]) -> str:
     """Joins a word with the following words until its brackets are closed; "" if they never are."""
-    parts = itertools.accumulate(words[words.index(word) :], "{} {}".format) if word in words else ()
-    return next((re.sub(r", +", ",", each) for each in parts if not close_brackets(each)), "")
+    if word not in words:
+        return ""
+    joined = ""
+    for following in words[words.index(word) :]:
+        joined = f"{joined} {following}" if joined else following
+        if not close_brackets(joined):
+            return re.sub(r", +", ",", joined)
+    return ""
 
 
 def explain_mapping(error: Exception, words: Sequence[str]) -> str:
     """Returns how to replace a mapping that a recipe sets; "" for any other error."""
-    found = re.match(r"(?:Could not override '|Error merging override )([\w.]+)", str(error))
-    key = found[1] if found else ""
-    typed = next((word for word in words if word.startswith(f"{key}=")), "")
+    match = re.match(r"(?:Could not override '|Error merging override )([\w.]+)", str(error))
+    key = match[1] if match else ""
+    typed = next((mask_override(word) for word in words if word.startswith(f"{key}=")), "")
     if not typed:
         return ""
+    value = typed.partition("=")[2]
     inner = getattr(error.__cause__, "key", None)
     if key == "dataset.split" and inner:
-        return str(unknown_key_error(f"{key}.{inner}", [f"{key}.{each.name}" for each in fields(Split)]))
+        split_keys = [f"{key}.{field.name}" for field in fields(Split)]
+        return str(unknown_key_error(f"{key}.{inner}", split_keys))
     if key.startswith("hydra.sweeper."):
-        meant = translate_key(key, mask_override(typed).partition("=")[2])
-        hint = f"; type {meant.replace('training', 'sweep', 1)}" if meant.startswith("training.max_seconds=") else ""
+        hint = ""
+        meant = translate_key(key, value)
+        if meant.startswith("training.max_seconds="):
+            hint = f"; type {meant.replace('training', 'sweep', 1)}"
         return f"{key}: the sweeper has no such key{hint}"
     if key not in list_empty_mappings():  # in a sweep over options, not every option has the key
-        word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
+        word = shlex.quote(f"{key}=choice({value})")
         return f"{key}: there is no such key with each option of the sweep; type {word}"
-    return f"{mask_override(typed)}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"
+    return f"{typed}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"
 
 
 def shorten_error(error: Exception) -> str:
@@ -259,35 +279,45 @@ def refuse_file_of_command(override: Override) -> None:
 
 def check_overrides(words: CommandWords) -> None:
     """Raises ConfigError for the first override that names an unknown option or key."""
-    search = words.search
     typed = OverridesParser.create().parse_overrides([word for word in words.overrides if "=" in word])
     with open_hydra() as loader:
-        groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
         for override in typed:
-            key = override.key_or_group
-            if not key:
-                raise ConfigError(
-                    f"{mask_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key"
-                )
-            refuse_file_of_command(override)
-            options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
-            if override.is_sweep_override() and not words.is_sweep:
-                line = mask_override(override.input_line or key)
-                raise ConfigError(f"{line}: several values need -m, which runs one job for each; write a list as [a,b]")
-            for option in parse_options(override) if options else ():
-                if option not in options:
-                    raise unknown_option_error(key, option, options)
-        known: list[str] = []
-        for override in typed:
-            key = override.key_or_group
-            is_option = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
-            if is_option or key.startswith("hydra") or override.is_add():
-                continue
-            known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
-            if key not in known:
-                chosen = next(iter(find_choices(typed, groups)), [])
-                accepts = functools.partial(is_accepted, context=[*search, *chosen])
-                raise unknown_word_error(override, known, groups, loader=loader, accepts=accepts)
+            check_override(override, words, loader)
+        check_typed_keys(typed, words, loader)
+
+
+def check_override(override: Override, words: CommandWords, loader: Any) -> None:
+    """Raises ConfigError for an override without a key, of an unknown option, or with several values in a run."""
+    key = override.key_or_group
+    if not key:
+        raise ConfigError(f"{mask_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key")
+    refuse_file_of_command(override)
+    if override.is_sweep_override() and not words.is_sweep:
+        line = mask_override(override.input_line or key)
+        raise ConfigError(f"{line}: several values need -m, which runs one job for each; write a list as [a,b]")
+    options = loader.get_group_options(key, ObjectType.CONFIG, "config", words.search)
+    if options:
+        for option in parse_options(override):
+            if option not in options:
+                raise unknown_option_error(key, option, options)
+
+
+def check_typed_keys(typed: Sequence[Override], words: CommandWords, loader: Any) -> None:
+    """Raises ConfigError for the first override of a key that no chosen option has."""
+    search = words.search
+    groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
+    known: list[str] = []
+    for override in typed:
+        key = override.key_or_group
+        is_group = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
+        if is_group or key.startswith("hydra") or override.is_add():
+            continue
+        choices = find_choices(typed, groups)
+        if not known:  # composing the configs takes a while
+            known = list_keys_for(choices, search, in_all=not words.is_sweep)
+        if key not in known:
+            accepts = functools.partial(is_accepted, context=[*search, *choices[0]])
+            raise unknown_word_error(override, known, groups, loader=loader, accepts=accepts)
 
 
 def is_accepted(words: str, context: Sequence[str]) -> bool:
@@ -298,12 +328,13 @@ def is_accepted(words: str, context: Sequence[str]) -> bool:
     from scaleflow.config.plan import parse_plan  # a command without mistakes does not need it here
 
     typed = shlex.split(words)
-    is_flag = any(word.startswith("-") for word in typed)
     try:
-        is_sweep = any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(typed))
+        overrides = OverridesParser.create().parse_overrides(typed)
     except HydraException:
-        is_sweep = False
-    if is_flag or is_sweep:  # flags and sweeps are not composed into one config
+        overrides = []
+    has_flag = any(word.startswith("-") for word in typed)
+    is_sweep = any(override.is_sweep_override() for override in overrides)
+    if has_flag or is_sweep:  # flags and sweeps are not composed into one config
         return True
     try:
         config = hydra.compose("config", overrides=[*context, *typed])
@@ -321,9 +352,13 @@ def override_key(override: str) -> str:
 
 def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str], in_all: bool) -> list[str]:
     """Lists the keys that exist with all combinations of options (`in_all`), or with at least one."""
-    keys_of_choices = [list_keys(hydra.compose("config", overrides=[*search, *choice])) for choice in choices]
-    every = dict.fromkeys(itertools.chain.from_iterable(keys_of_choices))
-    return [key for key in every if not in_all or all(key in keys for keys in keys_of_choices)]
+    counts: Counter[str] = Counter()  # the number of combinations that have a key
+    for choice in choices:
+        config = hydra.compose("config", overrides=[*search, *choice])
+        counts.update(dict.fromkeys(list_keys(config), 1))
+    if in_all:
+        return [key for key, count in counts.items() if count == len(choices)]
+    return list(counts)
 
 
 def parse_options(override: Override) -> list[str]:
@@ -351,17 +386,19 @@ def raise_flag_error(message: str) -> NoReturn:
 
 def parse_config_dirs(flags: Sequence[str]) -> list[str]:
     """Returns the `--config-dir` folders in the flags of a command."""
-    after = [folder for flag, folder in itertools.pairwise(flags) if flag in ("--config-dir", "-cd")]
-    return [*after, *(flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir="))]
+    after_flag = [folder for flag, folder in itertools.pairwise(flags) if flag in ("--config-dir", "-cd")]
+    joined = [flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir=")]
+    return [*after_flag, *joined]
 
 
 def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
     """Lists the overrides that choose options, and so decide which keys exist; in a sweep, one list per combination."""
-    choices_of_groups = [
-        [make_override(str(o.key_or_group), c) for c in parse_options(o)]
-        for o in typed
-        if o.key_or_group in groups and parse_options(o)
-    ]
+    choices_of_groups = []
+    for override in typed:
+        group = str(override.key_or_group)
+        options = parse_options(override) if group in groups else []
+        if options:
+            choices_of_groups.append([make_override(group, option) for option in options])
     return [list(combination) for combination in itertools.product(*choices_of_groups)]
 
 
@@ -390,18 +427,23 @@ class ComposedConfig:
     @property
     def raw(self) -> Any:
         """The config as plain containers, with its interpolations."""
-        is_plain = not isinstance(self.config, DictConfig)
-        return self.config if is_plain else OmegaConf.to_container(self.config, resolve=False)
+        if isinstance(self.config, DictConfig):
+            return OmegaConf.to_container(self.config, resolve=False)
+        return self.config
 
     @cached_property
     def resolved(self) -> dict[str, Any]:
         """The config as plain containers, without interpolations; see `resolve_config`."""
-        return resolve_config(self.config, self.values) if isinstance(self.config, DictConfig) else dict(self.config)
+        if isinstance(self.config, DictConfig):
+            return resolve_config(self.config, self.values)
+        return dict(self.config)
 
     @cached_property
     def values(self) -> dict[KeyPath, Any]:
         """The values of interpolations that call a resolver. Each is resolved once."""
-        return resolve_once(self.config, self.known) if isinstance(self.config, DictConfig) else {}
+        if isinstance(self.config, DictConfig):
+            return resolve_once(self.config, self.known)
+        return {}
 
     def set(self, values: Mapping[str, Any]) -> ComposedConfig:
         """Returns a copy with other values for some keys. Keys that refer to these keys follow them."""
@@ -465,8 +507,11 @@ def check_single_run(config: DictConfig) -> None:
     """Raises ConfigError if a single run sets an option that only applies to jobs of a sweep."""
     defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "folds": None, "max_seconds": None, "same_losses": False}
     options = config.get("sweep")
+    if not isinstance(options, DictConfig):
+        return
     for key, default in defaults.items():
-        if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:
+        value = options.get(key, default)
+        if value != default:
             raise ConfigError(
                 f"sweep.{key}={format_value(value)}: applies only to the jobs of a sweep, and this is a single run; "
                 "add -m, with hydra/launcher=isolated"
@@ -501,11 +546,17 @@ Folders = str | Path | Sequence[str | Path]
 
 
 def to_folders(config_dir: Folders) -> list[str]:
-    return [str(config_dir)] if isinstance(config_dir, str | Path) else [str(folder) for folder in config_dir]
+    if isinstance(config_dir, str | Path):
+        return [str(config_dir)]
+    return [str(folder) for folder in config_dir]
 
 
 def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
-    return [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+    """Returns `--config-dir FOLDER` for each folder."""
+    flags = []
+    for folder in config_dirs:
+        flags += ["--config-dir", str(folder)]
+    return flags
 
 
 def select_group_choices(chosen: Any) -> dict[str, str]:
@@ -530,15 +581,19 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
 
 def list_own_folders(config_dirs: Sequence[str | Path]) -> list[str]:
     """Lists the folders with a user's modules. The `--config-dir` folders come last."""
-    return [*user_module_folders(), *(str(Path(folder).absolute()) for folder in config_dirs)]
+    typed = [str(Path(folder).absolute()) for folder in config_dirs]
+    return [*user_module_folders(), *typed]
 
 
 def user_module_folders() -> list[str]:
     """Lists the folders with a user's modules: the current folder, and the folder of the running script."""
+    folders = [str(Path.cwd())]
     main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
-    folders = [Path.cwd(), *([] if script is None else [Path(script).absolute().parent])]
-    return list(dict.fromkeys(map(str, folders)))
+    is_module = getattr(main, "__spec__", None) is not None  # python -m
+    script = getattr(main, "__file__", None)
+    if script is not None and not is_module:
+        folders.append(str(Path(script).absolute().parent))
+    return list(dict.fromkeys(folders))
 
 
 @contextlib.contextmanager
@@ -553,10 +608,13 @@ def find_own_modules(config_dirs: Sequence[str | Path]) -> Iterator[None]:
 
 
 def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:
+    """Returns the options of each config group, including the user's."""
     search = CommandWords(config_dirs=config_dirs).search
+    options = {}
     with open_hydra() as loader:
-        groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
-        return {group: list(loader.get_group_options(group, ObjectType.CONFIG, "config", search)) for group in groups}
+        for group in loader.get_group_options("", ObjectType.GROUP, "config", search):
+            options[group] = list(loader.get_group_options(group, ObjectType.CONFIG, "config", search))
+    return options
 
 
 def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = None) -> dict[str, Any]:
@@ -631,7 +689,8 @@ def mask_sweep_config(path: Path) -> None:
     if path.is_file():
         config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         overrides = config["hydra"]["overrides"]
-        config["hydra"]["overrides"] = {key: [mask_override(o) for o in words] for key, words in overrides.items()}
+        for part, words in overrides.items():
+            overrides[part] = [mask_override(word) for word in words]
         config["hydra"]["job"].pop("override_dirname", None)  # it repeats all overrides in one line
         OmegaConf.save(OmegaConf.create(mask_secrets(config)), path)
 

@@ -10,7 +10,9 @@ from scaleflow.interfaces.config import ThresholdGoal
 #: Keys that the validation rows decide, and what to set instead.
 ADVICE = {
     "evaluation.threshold": "give evaluation.threshold as a number",
-    **{f"evaluation.{key}": f"leave evaluation.{key} null" for key in ("calibrate", "interval", "sets")},
+    "evaluation.calibrate": "leave evaluation.calibrate null",
+    "evaluation.interval": "leave evaluation.interval null",
+    "evaluation.sets": "leave evaluation.sets null",
 }
 
 #: Configs without validation rows that can decide: the condition, the reason, and a fix.
@@ -36,8 +38,17 @@ OBSTACLES: Sequence[tuple[str, str, str]] = (
 
 def make_rule(key: str, obstacle: tuple[str, str, str]) -> Rule:
     """Returns the rule against a key that needs validation rows to decide, for one obstacle."""
-    condition, why, advice = obstacle
-    return Rule(f"{key} & {condition}", why, advice + ADVICE[key], only_if=lambda p: key in p.evaluation.learned)
+    condition, reason, advice = obstacle
+    return Rule(f"{key} & {condition}", reason, advice + ADVICE[key], only_if=lambda p: key in p.evaluation.learned)
+
+
+def make_learning_rules() -> list[Rule]:
+    """Returns the rules against all keys that need validation rows to decide."""
+    rules = []
+    for key in ADVICE:
+        for obstacle in OBSTACLES:
+            rules.append(make_rule(key, obstacle))
+    return rules
 
 
 #: Functions that a config may name as plain text. Someone else may have written the config, so the list is short.
@@ -45,17 +56,23 @@ SKLEARN_METRICS = re.compile(r"sklearn\.metrics\.[a-z]\w*_(score|loss|error|corr
 
 
 def has_unknown_metric(plan: Plan) -> bool:
-    names = [each for each in plan.evaluation.metrics or () if isinstance(each, str)]
-    return not all(map(SKLEARN_METRICS.fullmatch, names))
+    """Whether a metric is named as plain text and is none of scikit-learn."""
+    for metric in plan.evaluation.metrics or ():
+        if isinstance(metric, str) and not SKLEARN_METRICS.fullmatch(metric):
+            return True
+    return False
 
 
 def has_two_costs(plan: Plan) -> bool:
     """Whether the error costs contradict the costs of the threshold."""
     goal = plan.evaluation.threshold
-    given = (plan.evaluation.miss_cost, plan.evaluation.alarm_cost)
-    if given == (1.0, 1.0) or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
+    miss_cost = plan.evaluation.miss_cost
+    alarm_cost = plan.evaluation.alarm_cost
+    if miss_cost == alarm_cost == 1.0:
         return False
-    return not math.isclose(given[0] / given[1], goal.cost[0] / goal.cost[1])
+    if not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
+        return False
+    return not math.isclose(miss_cost / alarm_cost, goal.cost[0] / goal.cost[1])
 
 
 EVALUATION_RULES: Sequence[Rule] = (
@@ -77,5 +94,5 @@ EVALUATION_RULES: Sequence[Rule] = (
         "leave evaluation.miss_cost and evaluation.alarm_cost out",
         only_if=has_two_costs,
     ),
-    *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
+    *make_learning_rules(),
 )

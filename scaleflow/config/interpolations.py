@@ -7,7 +7,7 @@ refer to it. A run also keeps the values that it began with: see `keep_values`. 
 
 import copy
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
@@ -42,7 +42,11 @@ def iterate_paths(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 
 def list_interpolations(raw: Any) -> dict[KeyPath, str]:
     """Returns the texts that contain interpolations in a config of plain containers, by path."""
-    return {path: value for path, value in iterate_paths(raw) if isinstance(value, str) and "${" in value}
+    texts = {}
+    for path, value in iterate_paths(raw):
+        if isinstance(value, str) and "${" in value:
+            texts[path] = value
+    return texts
 
 
 def depends_on_environment(text: str) -> bool:
@@ -105,7 +109,9 @@ def find_parent(config: DictConfig, path: KeyPath) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig | ListConfig) else value
+    if isinstance(value, DictConfig | ListConfig):
+        return OmegaConf.to_container(value, resolve=True)
+    return value
 
 
 def can_be_put(value: Any) -> bool:
@@ -134,19 +140,20 @@ def sort_by_references(texts: Mapping[KeyPath, str]) -> list[KeyPath]:
 def find_references(path: KeyPath, texts: Mapping[KeyPath, str]) -> list[KeyPath]:
     """Returns the keys of `texts` whose values determine the value at a path."""
     text = texts[path]
+    others = [other for other in texts if other != path]
     if NESTED_REFERENCE.search(text):  # its target is known only after the other keys are resolved
-        return [other for other in texts if other != path and not NESTED_REFERENCE.search(texts[other])]
+        return [other for other in others if not NESTED_REFERENCE.search(texts[other])]
     targets = list_targets_of(path, text)
-    return [other for other in texts if other != path and any(overlap(other, target) for target in targets)]
+    return [other for other in others if overlaps_any(other, targets)]
 
 
 def list_targets_of(path: KeyPath, text: str) -> list[tuple[str, ...]]:
     """Returns the keys that an interpolation at a path refers to, each split into its parts."""
     targets = []
     for dots, key in REFERENCE.findall(text):
-        parts = tuple(part for part in re.split(r"[.\[\]]+", key) if part)
-        base = tuple(map(str, path[: -len(dots)])) if dots else ()
-        targets.append((*base, *parts))
+        section = [str(part) for part in path[: -len(dots)]] if dots else []
+        parts = [part for part in re.split(r"[.\[\]]+", key) if part]
+        targets.append((*section, *parts))
     return targets
 
 
@@ -155,18 +162,23 @@ def overlap(first: Sequence[str | int], second: Sequence[str | int]) -> bool:
     return all(str(one) == str(other) for one, other in zip(first, second, strict=False))
 
 
+def overlaps_any(key: Sequence[str | int], others: Iterable[Sequence[str | int]]) -> bool:
+    return any(overlap(key, other) for other in others)
+
+
 def find_dependents(raw: Any, keys: Collection[str]) -> set[KeyPath]:
     """Returns the keys whose interpolations depend on some dotted keys, directly or through other keys."""
     texts = list_interpolations(raw)
-    changed: list[tuple[str | int, ...]] = [tuple(key.split(".")) for key in keys]
+    targets = {path: list_targets_of(path, text) for path, text in texts.items()}
+    changed: list[KeyPath] = [tuple(key.split(".")) for key in keys]
     dependents: set[KeyPath] = set()
     is_growing = True
     while is_growing:
         is_growing = False
-        for path, text in texts.items():
-            targets = list_targets_of(path, text)
-            is_dependent = any(overlap(target, key) for target in targets for key in changed)
-            if path not in dependents and is_dependent:
+        for path in texts:
+            if path in dependents:
+                continue
+            if any(overlaps_any(target, changed) for target in targets[path]):
                 dependents.add(path)
                 changed.append(path)
                 is_growing = True

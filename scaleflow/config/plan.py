@@ -89,12 +89,14 @@ def explain_rule(rule: Rule, plan: Plan) -> str:
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Among the cluster engines' own rules it tries only the plan's engine."""
-    engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
     report_unknown_keys()
     for feature, rule in list_placed_rules():
         if is_placed_rule_applicable(feature, rule, plan):
             yield rule
-    yield from (rule for rule in (*find_version_rules(), *engine_rules) if is_applicable(rule, plan))
+    key_rules = make_key_rules(*list_engines().values())
+    for rule in (*find_version_rules(), *key_rules, *find_engine(plan.cluster).rules):
+        if is_applicable(rule, plan):
+            yield rule
 
 
 @functools.cache
@@ -128,9 +130,11 @@ def is_placed_rule_applicable(feature: str, rule: Rule, plan: Plan) -> bool:
 def list_rules() -> Sequence[Rule]:
     """Returns all rules, including those of the cluster engines."""
     engines = list_engines().values()
-    engine_rules = [rule for engine in engines for rule in engine.rules]
-    placed_rules = [rule for _, rule in list_placed_rules()]
-    return (*placed_rules, *make_key_rules(*engines), *engine_rules)
+    rules = [rule for _, rule in list_placed_rules()]
+    rules += make_key_rules(*engines)
+    for engine in engines:
+        rules += engine.rules
+    return rules
 
 
 def list_placed_rules() -> list[tuple[str, Rule]]:
@@ -144,51 +148,66 @@ def list_placed_rules() -> list[tuple[str, Rule]]:
     for feature in list_features().values():
         groups.append((feature.rules_place, feature.name, feature.rules))
     groups.sort(key=lambda group: group[0])
-    return [(name, rule) for _, name, rules in groups for rule in rules]
+    placed = []
+    for _, name, rules in groups:
+        for rule in rules:
+            placed.append((name, rule))
+    return placed
 
 
 @functools.cache
 def make_key_rules(*engines: ClusterEngine) -> Sequence[Rule]:
     """Returns the rules about keys of `cluster` that only some engines have."""
+    rules = [make_key_rule(engine) for engine in engines if engine.own_keys]
     assigning = [engine.name for engine in engines if engine.assigns_resources]
-    submitting = [engine.name for engine in engines if engine.render_job]
-    return (
-        *(make_key_rule(engine) for engine in engines if engine.own_keys),
+    rules.append(
         Rule(
             "cluster",
             f"only {' and '.join(map(str.capitalize, assigning))} assign cores and GPUs to processes",
             f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
             keys=("cluster.cpus", "cluster.gpus", "cluster"),
             only_if=lambda p: not find_engine(p.cluster).assigns_resources and bool(p.cluster.cpus or p.cluster.gpus),
-        ),
+        )
+    )
+    submitting = [engine.name for engine in engines if engine.render_job]
+    rules.append(
         Rule(
             "cluster.submit!=null & cluster",
             f"scripts can be written only for {' and '.join(map(str.capitalize, submitting))}",
             f"use cluster={' or '.join(submitting)}, or leave it null",
             only_if=lambda p: find_engine(p.cluster).render_job is None,
-        ),
+        )
     )
+    return rules
 
 
 def make_key_rule(engine: ClusterEngine) -> Rule:
     """Returns the rule that refuses an engine's own keys with other engines."""
     keys = engine.own_keys
-    shown, named = (keys, "") if len(keys) <= MAX_SHOWN_KEYS else ((), f"{', '.join(keys)}: ")
+    reason = f"these keys are only for {engine.place}"
+    shown = [f"cluster.{key}" for key in keys]
+    if len(keys) > MAX_SHOWN_KEYS:  # the message has their names without their values
+        reason = f"{', '.join(keys)}: {reason}"
+        shown = []
     return Rule(
         f"cluster!={engine.name}",
-        f"{named}these keys are only for {engine.place}",
+        reason,
         f"use cluster={engine.name}, or remove them",
-        keys=(*(f"cluster.{key}" for key in shown), "cluster"),
+        keys=(*shown, "cluster"),
         only_if=lambda p: has_foreign_keys(p, engine),
     )
 
 
 def has_foreign_keys(plan: Plan, engine: ClusterEngine) -> bool:
     """Whether the config sets keys that this engine has and the config's own engine lacks."""
-    given = plan.config.get("cluster") or {}
-    own = list_engines()[given.get("name", Cluster.name)].own_keys
+    section = plan.config.get("cluster") or {}
+    used_engine = list_engines()[section.get("name", Cluster.name)]
     defaults = vars(engine.section())
-    return any(key not in own and given.get(key, defaults[key]) != defaults[key] for key in engine.own_keys)
+    for key in engine.own_keys:
+        is_foreign = key not in used_engine.own_keys
+        if is_foreign and section.get(key, defaults[key]) != defaults[key]:
+            return True
+    return False
 
 
 def check_rules(plan: Plan) -> list[str]:
@@ -212,29 +231,20 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
 
     Raises ConfigError, which names the key, the value and a fix.
     """
-    parsed = parse_sections(config)
-    sections = {key: value for key, value in config.items() if key not in parsed and key not in list_sections()}
+    sections = parse_sections(config)
     plan = Plan(
-        **parsed,
-        seed=parse_value(sections.pop("seed", 0), int, "seed", limits={"at_least": 0, "at_most": MAX_INT}),
+        **sections,
+        seed=parse_value(config.get("seed", 0), int, "seed", limits={"at_least": 0, "at_most": MAX_INT}),
         choices=choices,
         config=config,
         features=parse_feature_sections(config),
         search=search,
-        resume=parse_value(sections.pop("resume", None), str | None, "resume"),
-        resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data"),
-        resume_code=parse_value(sections.pop("resume_code", "same"), Literal["same", "changed"], "resume_code"),
-        trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules"),
+        resume=parse_value(config.get("resume"), str | None, "resume"),
+        resume_data=parse_value(config.get("resume_data", "same"), Literal["same", "changed"], "resume_data"),
+        resume_code=parse_value(config.get("resume_code", "same"), Literal["same", "changed"], "resume_code"),
+        trusted_modules=parse_value(config.get("trusted_modules"), list[str] | None, "trusted_modules"),
     )
-    for key in sections:
-        known = [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS]
-        known += [name for name in list_sections() if name not in known]
-        if key in choices:
-            raise ConfigError(
-                f"{key}={choices[key]}: the keys of this file are below {key}; begin it with the line "
-                "# @package _global_"
-            )
-        raise dotted_key_error(key, key) if "." in str(key) else unknown_key_error(key, known)
+    check_top_keys(config, choices)
     if plan.trusted_modules is not None:
         check_trusted_targets(config, plan.trusted_modules)
     if plan.debug.fast:
@@ -242,14 +252,36 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     return apply_restore_best(plan)
 
 
+def check_top_keys(config: Mapping[str, Any], choices: Mapping[str, str]) -> None:
+    """Raises ConfigError for the first key of the whole config that neither the core nor a feature has."""
+    known = [field.name for field in dataclasses.fields(Plan) if field.name not in DERIVED_FIELDS]
+    for name in list_sections():
+        if name not in known:
+            known.append(name)
+    for key in config:
+        if key in known:
+            continue
+        if key in choices:
+            raise ConfigError(
+                f"{key}={choices[key]}: the keys of this file are below {key}; begin it with the line "
+                "# @package _global_"
+            )
+        if "." in str(key):
+            raise dotted_key_error(key, key)
+        raise unknown_key_error(key, known)
+
+
 def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
     """Parses all sections of a config, or only some by name. Raises the errors of `parse_plan`."""
     classes = {name: cls for name, cls in type_hints(Plan).items() if dataclasses.is_dataclass(cls)}
     parsed: dict[str, Any] = {}
     for name in classes if names is None else names:
+        cls = classes[name]
         section = config.get(name, {})
-        section = {} if section is None and name == "debug" else section  # `debug` has no default option
-        cls, section = select_cluster_keys(section) if name == "cluster" else (classes[name], section)
+        if name == "debug" and section is None:  # `debug` has no default option
+            section = {}
+        if name == "cluster":
+            cls, section = select_cluster_keys(section)
         parsed[name] = parse_section(cast(Any, cls), section, name)
     return parsed
 
@@ -261,12 +293,16 @@ def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
     the sections from it again, so the two never differ.
     """
     config = dict(plan.config)
+    groups = set()
     for key, value in values.items():
         group, _, name = key.partition(".")
-        config[group] = {**(config.get(group) or {}), name: value} if name else value
-    groups = {key.partition(".")[0] for key in values}
-    core = {each.name for each in dataclasses.fields(Plan)}
-    sections = parse_sections(config, groups & core)
+        groups.add(group)
+        if name:
+            config[group] = {**(config.get(group) or {}), name: value}
+        else:
+            config[group] = value
+    core_groups = {field.name for field in dataclasses.fields(Plan)}
+    sections = parse_sections(config, groups & core_groups)
     return replace(plan, config=config, features=parse_feature_sections(config), **sections)
 
 
@@ -275,12 +311,17 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
     The rules refuse those keys, and name the engines that have them. Raises ConfigError for an unknown engine.
     """
-    given = section if isinstance(section, Mapping) else {}
+    values = section if isinstance(section, Mapping) else {}
     engines = list_engines()
     names: Any = tuple(engines)
-    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name")]
-    foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
-    return own.section, {key: value for key, value in given.items() if key not in foreign} if given else section
+    used_engine = engines[parse_value(values.get("name", Cluster.name), Literal[names], "cluster.name")]
+    if not values:
+        return used_engine.section, section
+    foreign: set[str] = set()
+    for engine in engines.values():
+        foreign.update(engine.own_keys)
+    foreign -= set(used_engine.own_keys)
+    return used_engine.section, {key: value for key, value in values.items() if key not in foreign}
 
 
 #: Fields of a plan that are not keys of the config.
@@ -343,19 +384,25 @@ def fill_in_values(plan: Plan, feature: Feature) -> Plan:
 
 def check_optimizer_arguments(target: Target) -> None:
     """Raises ConfigError if an argument of a Keras optimizer has a wrong type or is out of range."""
-    if re.match(r"(tensorflow\.)?keras\.optimizers\.|scaleflow\.", target.path):
-        for pattern, hint, limits in OPTIMIZER_ARGUMENTS:
-            for name in filter(re.compile(pattern).fullmatch, target.arguments):
-                parse_value(target.arguments[name], hint, f"optimizer.{name}", limits=limits)
+    if not re.match(r"(tensorflow\.)?keras\.optimizers\.|scaleflow\.", target.path):
+        return
+    for pattern, hint, limits in OPTIMIZER_ARGUMENTS:
+        for name, value in target.arguments.items():
+            if re.fullmatch(pattern, name):
+                parse_value(value, hint, f"optimizer.{name}", limits=limits)
 
 
 def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` must be divisible."""
-    is_pipeline = plan.strategy.is_pipeline
+    replicas = 1
+    micro_batches = 1
+    if plan.strategy.is_pipeline:
+        replicas = plan.strategy.replicas
+        micro_batches = plan.strategy.micro_batches
     # The global batch already contains these factors, so the batch size need not contain them.
-    parts = count_synchronous_workers(plan) * plan.training.accumulate * (plan.strategy.replicas if is_pipeline else 1)
+    parts = count_synchronous_workers(plan) * plan.training.accumulate * replicas
     shards = plan.dataset.shards // math.gcd(plan.dataset.shards, parts)
-    return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
+    return math.lcm(micro_batches, shards)
 
 
 def apply_restore_best(plan: Plan) -> Plan:
@@ -401,26 +448,33 @@ def check_checkpoint_address(folder: str | None) -> None:
 
 
 def check_micro_batches(training: Training, strategy: Strategy, is_resumed: bool) -> None:
-    """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas. Names the key of the batch
-    size.
+    """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas.
 
     If `is_resumed`, the run keeps its batch, so the message suggests another division of it.
     """
-    is_global = training.global_batch_size is not None
-    others = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate} if is_global else {}
-    parts = math.prod((strategy.micro_batches, *others.values()))
-    value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
-    assert isinstance(value, int)
-    if value % parts == 0:
+    if training.global_batch_size is None:
+        key = "batch_size"
+        size = training.batch_size
+        factors = {}
+        changeable = "strategy.micro_batches"
+    else:
+        key = "global_batch_size"
+        size = training.global_batch_size
+        factors = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate}
+        changeable = "strategy.replicas and strategy.micro_batches"
+    assert isinstance(size, int)
+    parts = strategy.micro_batches * math.prod(factors.values())
+    if size % parts == 0:
         return
-    largest_multiple = value // parts * parts
-    suggestions = " or ".join(str(size) for size in (largest_multiple, largest_multiple + parts) if size)
-    key = "global_batch_size" if is_global else "batch_size"
-    factors = "".join(f" x {name}={count}" for name, count in others.items() if count > 1)
-    uneven = f"training.{key}={value}: is not divisible by strategy.micro_batches={strategy.micro_batches}{factors}"
+    divisor = f"strategy.micro_batches={strategy.micro_batches}"
+    for name, count in factors.items():
+        if count > 1:
+            divisor += f" x {name}={count}"
+    uneven = f"training.{key}={size}: is not divisible by {divisor}"
     if is_resumed:
-        even = "strategy.replicas and strategy.micro_batches" if is_global else "strategy.micro_batches"
-        raise ConfigError(f"{uneven}; the run was started with this batch, so resume it with another {even}")
+        raise ConfigError(f"{uneven}; the run was started with this batch, so resume it with another {changeable}")
+    lower = size // parts * parts
+    suggestions = f"{lower} or {lower + parts}" if lower else str(parts)
     raise ConfigError(f"{uneven}; use training.{key}={suggestions}, or strategy.micro_batches=1")
 
 
@@ -441,20 +495,23 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
         return Batching(size, training.accumulate, replicas)
     parts = replicas * training.accumulate
     size, remainder = divmod(training.global_batch_size, parts)
-    if (remainder or not size) and is_resumed:
-        whole = training.global_batch_size // training.accumulate
-        divisors = sorted(
-            (count for count in range(1, whole + 1) if whole % count == 0), key=lambda c: abs(c - replicas)
-        )
+    is_divisible = size > 0 and remainder == 0
+    if is_divisible:
+        return Batching(size, training.accumulate, replicas)
+    setting = f"training.global_batch_size={training.global_batch_size}"
+    divisor = f"{replicas} replica(s) x training.accumulate={training.accumulate}"
+    if is_resumed:
+        suggestions = suggest_replicas(training.global_batch_size // training.accumulate, replicas)
         raise ConfigError(
-            f"training.global_batch_size={training.global_batch_size}: the run was started with this value, which is "
-            f"not divisible by {replicas} replica(s) x training.accumulate={training.accumulate}; resume it with "
-            f"{', '.join(map(str, sorted(divisors[:MAX_SHOWN])))} replica(s)"
+            f"{setting}: the run was started with this value, which is not divisible by {divisor}; resume it with "
+            f"{', '.join(map(str, suggestions))} replica(s)"
         )
-    if remainder or not size:
-        suggestions = sorted({max(1, size) * parts, (size + 1) * parts})
-        raise ConfigError(
-            f"training.global_batch_size={training.global_batch_size}: is not divisible by {replicas} replica(s) x "
-            f"training.accumulate={training.accumulate}; use {' or '.join(map(str, suggestions))}"
-        )
-    return Batching(size, training.accumulate, replicas)
+    suggestions = sorted({max(1, size) * parts, (size + 1) * parts})
+    raise ConfigError(f"{setting}: is not divisible by {divisor}; use {' or '.join(map(str, suggestions))}")
+
+
+def suggest_replicas(batch_size: int, replicas: int) -> list[int]:
+    """Returns numbers of replicas that divide a batch: those next to `replicas`, in ascending order."""
+    divisors = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
+    divisors.sort(key=lambda count: abs(count - replicas))
+    return sorted(divisors[:MAX_SHOWN])

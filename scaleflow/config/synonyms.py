@@ -15,7 +15,12 @@ from scaleflow.interfaces.features import list_features
 
 
 def invert(table: Mapping[str, str]) -> dict[str, str]:
-    return {name: meant for meant, names in table.items() for name in names.split()}
+    """Returns what each name means, from a table of meanings with their names in one text."""
+    meanings = {}
+    for meant, names in table.items():
+        for name in names.split():
+            meanings[name] = meant
+    return meanings
 
 
 #: The last part of a key, in lower case and without `_` and `-` -> what to type, with `{}` for the value.
@@ -199,6 +204,12 @@ READERS = invert(
     }
 )
 
+#: Maximum number of a table's columns that a message names.
+MAX_NAMED_COLUMNS = 20
+
+#: Maximum number of files of a folder, at each level, whose endings are read.
+MAX_LISTED_FILES = 1000
+
 #: Usual names of a table's target column.
 TARGETS = ("target", "label", "class", "y", "price", "outcome")
 
@@ -210,25 +221,23 @@ def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
     Raises ConfigError, which says what to type, for a flag that is not among a run's `flags` but means a key, and for a
     table without a target.
     """
-    path = words[0] if words and "=" not in words[0] and find_ending(Path(words[0])) in READERS else ""
+    path = words[0] if words and is_readable_path(words[0]) else ""
     rest = words[1:] if path and Path(path).exists() else list(words)
-    typed = list[str]()
-    target = ""
     unknown = [word for word in rest if word.startswith("-") and word.partition("=")[0] not in flags]
+    meanings: list[str] = []
+    target = ""
     for flag in unknown:
-        name, is_joined, value = flag.partition("=")
-        place = rest.index(flag)
-        del rest[place]
-        if not is_joined and place < len(rest) and "=" not in rest[place] and rest[place][:1] != "-":
-            value = rest.pop(place)
-        if name == "--target" and len(rest) < len(words) and path:
+        value = take_flag(rest, flag)
+        name = flag.partition("=")[0]
+        if name == "--target" and path:
             target = value
-        elif meant := translate_key(f"flag.{name.lstrip('-')}", value):
-            typed.append(meant)
-        else:
+            continue
+        meant = translate_key(f"flag.{name.lstrip('-')}", value)
+        if not meant:
             return words  # Hydra's parser names the flag
-    if typed:
-        raise ConfigError(f"{' '.join(unknown)}: a run has no such flag; type {' '.join(typed)}")
+        meanings.append(meant)
+    if meanings:
+        raise ConfigError(f"{' '.join(unknown)}: a run has no such flag; type {' '.join(meanings)}")
     if len(rest) == len(words) or not path:
         return words
     option = READERS[find_ending(Path(path))]
@@ -237,7 +246,26 @@ def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
     return [*shlex.split(translate_path(path, target)), *rest]
 
 
+def is_readable_path(word: str) -> bool:
+    """Whether a word looks like a file or folder that a dataset can read."""
+    return "=" not in word and find_ending(Path(word)) in READERS
+
+
+def take_flag(words: list[str], flag: str) -> str:
+    """Removes a flag and its value, which may be the next word, from words. Returns the value, or ""."""
+    index = words.index(flag)
+    del words[index]
+    _, is_joined, value = flag.partition("=")
+    if is_joined or index == len(words):
+        return value
+    following = words[index]
+    if "=" in following or following.startswith("-"):
+        return ""
+    return words.pop(index)
+
+
 def simplify(word: str) -> str:
+    """Returns a word in lower case, without hyphens, underscores, dots and spaces."""
     return re.sub(r"[-_ .]", "", word).lower()
 
 
@@ -262,32 +290,51 @@ def translate_key(key: str, value: str) -> str:
 @functools.cache
 def list_key_names() -> Mapping[str, str]:
     """Returns the translations of other tools' names for keys of features, as `KEYS` does for the core."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for feature in list_features().values():
-        found |= invert(feature.key_names)
-    return found
+        names |= invert(feature.key_names)
+    return names
 
 
 def translate_devices(value: str) -> str:
     """Returns the words for a number of devices, for a list of device indices, or for all devices."""
+    if value.startswith("["):
+        return f"strategy=mirrored 'hardware.devices={value}'"
     if not value.isdigit():
-        return f"strategy=mirrored 'hardware.devices={value}'" if value[:1] == "[" else "strategy=mirrored"
-    if int(value) <= 1:
-        return "strategy=one_device" if int(value) else "hardware=cpu"
-    return f"strategy=mirrored 'hardware.devices=[{','.join(map(str, range(int(value))))}]'"
+        return "strategy=mirrored"
+    count = int(value)
+    if count == 0:
+        return "hardware=cpu"
+    if count == 1:
+        return "strategy=one_device"
+    indices = ",".join(str(index) for index in range(count))
+    return f"strategy=mirrored 'hardware.devices=[{indices}]'"
 
 
 def translate_option(group: str, option: str) -> str:
     """Returns the words that mean `GROUP=OPTION`; "" if there is no translation."""
+    if group == "dataset":
+        words = translate_path(option)
+        if words:
+            return words
     name = simplify(option)
-    if group == "dataset" and (words := translate_path(option)):
-        return words
-    family = re.match(r"(vgg|[a-z]{5})?", name)[0]  # type: ignore[index]  # it always matches
-    of_family = [network for network in NETWORKS if family and network.lower().startswith(family)]
-    if group == "model" and of_family and name not in OPTIONS["model"]:
-        exact = [network for network in of_family if network.lower() == name]
-        return f"model=keras_application model.name={(exact or of_family)[0]}"
+    if group == "model" and name not in OPTIONS["model"]:
+        network = find_network(name)
+        if network:
+            return f"model=keras_application model.name={network}"
     return OPTIONS.get(group, {}).get(name, "")
+
+
+def find_network(name: str) -> str:
+    """Returns the Keras application with a name, or else the first one of its family; "" if there is none."""
+    family = re.match(r"vgg|[a-z]{5}", name)
+    if family is None:
+        return ""
+    networks = [network for network in NETWORKS if network.lower().startswith(family[0])]
+    for network in networks:
+        if network.lower() == name:
+            return network
+    return networks[0] if networks else ""
 
 
 def translate_path(word: str, target: str = "") -> str:
@@ -300,18 +347,33 @@ def translate_path(word: str, target: str = "") -> str:
     words = f"dataset={option} {quote_override('dataset.data_dir', word)}"
     if option != "table":
         return words if option else ""
-    columns = [] if target else read_column_names(path)
-    likely = next((name for name in columns if name.lower() in TARGETS), columns[-1] if columns else "COLUMN")
-    others = ", ".join(name for name in columns[:20] if name != likely)
-    return f"{words} {quote_override('dataset.target', target or likely)}" + (f" (or of {others})" if others else "")
+    if target:
+        return f"{words} {quote_override('dataset.target', target)}"
+    columns = read_column_names(path)
+    target = guess_target(columns)
+    words = f"{words} {quote_override('dataset.target', target)}"
+    others = ", ".join(name for name in columns[:MAX_NAMED_COLUMNS] if name != target)
+    return f"{words} (or of {others})" if others else words
+
+
+def guess_target(columns: Sequence[str]) -> str:
+    """Returns the column that is likely the target of a table, otherwise the last column."""
+    for name in columns:
+        if name.lower() in TARGETS:
+            return name
+    return columns[-1] if columns else "COLUMN"
 
 
 def find_ending(path: Path) -> str:
     """Returns the suffix of a file; for a folder, of the first readable file in it, at most three levels deep."""
     if not path.is_dir():
         return path.suffix.lower()
-    files = (file for pattern in ("*", "*/*", "*/*/*") for file in sorted(path.glob(pattern))[:1000])
-    return next((ending for file in files if (ending := file.suffix.lower()) in READERS), "")
+    for pattern in ("*", "*/*", "*/*/*"):
+        for file in sorted(path.glob(pattern))[:MAX_LISTED_FILES]:
+            ending = file.suffix.lower()
+            if ending in READERS:
+                return ending
+    return ""
 
 
 def read_column_names(path: Path) -> list[str]:
@@ -330,5 +392,7 @@ def read_column_names(path: Path) -> list[str]:
 
 def close_brackets(word: str) -> str:
     """Returns a word with the missing closing brackets and braces appended; "" if none are missing."""
-    missing = "".join(closed * (word.count(opened) - word.count(closed)) for opened, closed in ("[]", "{}", "()"))
+    missing = ""
+    for opening, closing in ("[]", "{}", "()"):
+        missing += closing * (word.count(opening) - word.count(closing))
     return shlex.quote(word + missing) if missing else ""

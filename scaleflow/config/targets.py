@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import inspect
-import itertools
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -72,34 +71,40 @@ def list_named(value: Any) -> list[Target]:
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
-    return [target for each in value for target in list_named(each)] if isinstance(value, list | tuple) else []
+    targets: list[Target] = []
+    if isinstance(value, list | tuple):
+        for item in value:
+            targets += list_named(item)
+    return targets
 
 
 def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any]]:
     """Loads the functions of `evaluation.metrics`, by name. Raises ConfigError if one cannot be used."""
     bound: dict[str, Callable[..., Any]] = {}
-    for n, each in enumerate(metrics):
-        key = f"evaluation.metrics[{n}]"
-        each = Target(key, each) if isinstance(each, str) else replace(each, key=key)
-        name = each.path.rpartition(".")[2]
+    for index, metric in enumerate(metrics):
+        key = f"evaluation.metrics[{index}]"
+        target = Target(key, metric) if isinstance(metric, str) else replace(metric, key=key)
+        name = target.path.rpartition(".")[2]
         if name in bound:
             raise ConfigError(f"{key}: there are two metrics {name}; leave one out")
-        if is_class_target(each):
-            raise ConfigError(f"{key}._target_={each.path}: is a class; a function (targets, predictions) is needed")
-        bound[name] = bind_target(each, 2, METRIC_WEIGHTS)
+        if is_class_target(target):
+            raise ConfigError(f"{key}._target_={target.path}: is a class; a function (targets, predictions) is needed")
+        bound[name] = bind_target(target, 2, METRIC_WEIGHTS)
     return bound
 
 
 def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Converts integers to floats for parameters whose default is a float, because Keras rejects `momentum=0`."""
-    with contextlib.suppress(ValueError):  # a builtin without a signature
+    try:
         parameters = inspect.signature(named).parameters
-        float_names = {name for name, parameter in parameters.items() if isinstance(parameter.default, float)}
-        return {
-            name: float(value) if name in float_names and type(value) is int else value
-            for name, value in arguments.items()
-        }
-    return arguments
+    except ValueError:  # a builtin without a signature
+        return arguments
+    converted = dict(arguments)
+    for name, value in arguments.items():
+        has_float_default = name in parameters and isinstance(parameters[name].default, float)
+        if has_float_default and type(value) is int:
+            converted[name] = float(value)
+    return converted
 
 
 def is_class_target(target: Target) -> bool:
@@ -138,20 +143,25 @@ def silence_hydra() -> Iterator[None]:
 def explain_missing(error: BaseException, path: str) -> str:
     """Formats an error in one line. Leaves out its class if it only says that a part of the path does not exist."""
     missing = getattr(error, "name", None)
-    is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
-    return f"{error}{suggest_target(path)}" if is_known and f".{missing}." in f".{path}." else name_error(error)
+    is_missing = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
+    if is_missing and f".{missing}." in f".{path}.":
+        return f"{error}{suggest_target(path)}"
+    return name_error(error)
 
 
 def suggest_target(path: str) -> str:
-    """Returns `; did you mean keras.metrics.F1Score?` with the most similar name in the path's
-    module; "" without one.
-    """
-    parents = list(itertools.accumulate(path.split("."), "{}.{}".format))
-    parent = next((each for each in reversed(parents[:-1]) if each in sys.modules), None)
-    public = [] if parent is None else [name for name in dir(sys.modules[parent]) if not name.startswith("_")]
-    leaf = path.removeprefix(f"{parent}.").partition(".")[0]
-    similar = None if leaf in public else find_similar(leaf, public)
-    return f"; did you mean {parent}.{similar}?" if similar else ""
+    """Returns `; did you mean keras.metrics.F1Score?` with the most similar name of the path's module, or ""."""
+    module = path.rpartition(".")[0]
+    while module and module not in sys.modules:
+        module = module.rpartition(".")[0]
+    if not module:
+        return ""
+    name = path.removeprefix(f"{module}.").partition(".")[0]
+    public = [known for known in dir(sys.modules[module]) if not known.startswith("_")]
+    if name in public:
+        return ""
+    similar = find_similar(name, public)
+    return f"; did you mean {module}.{similar}?" if similar else ""
 
 
 def build_nested(target: Target, name: str, value: Any) -> Any:
@@ -173,35 +183,41 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
 def check_arguments(
     target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any], offered: Collection[str] = ()
 ) -> None:
+    """Checks that a callable accepts the arguments of its target. The parameters are those of `bind_target`.
+
+    Raises ConfigError, which names the argument that is wrong or missing.
+    """
     try:
         signature = inspect.signature(named)
     except ValueError:  # a builtin without a signature raises its own error when it is called
         return
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    for name in arguments:
-        parameter = signature.parameters.get(name)
-        if (parameter is None and not takes_any) or (
-            parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
-        ):
-            accepted = ", ".join(list(signature.parameters)[given:]) or "no arguments"
+    names = list(signature.parameters)
+    for name, value in arguments.items():
+        if not accepts_keyword(signature, name):
+            accepted = ", ".join(names[given:]) or "no arguments"
+            raise ConfigError(f"{target.key}.{name}={value}: {target.path} has no such argument; it accepts {accepted}")
+    for name, value in arguments.items():
+        if name in names[:given]:
             raise ConfigError(
-                f"{target.key}.{name}={arguments[name]}: {target.path} has no such argument; it accepts {accepted}"
+                f"{target.key}.{name}={value}: scaleflow itself passes {name} to {target.path}; remove this key"
             )
-    given_names = list(signature.parameters)[:given]
-    for name in arguments:
-        if name in given_names:
-            raise ConfigError(
-                f"{target.key}.{name}={arguments[name]}: scaleflow itself passes {name} to {target.path}; remove "
-                "this key"
-            )
+    added = {name: None for name in offered if name in signature.parameters}
     try:
-        signature.bind(*[None] * given, **dict.fromkeys(signature.parameters.keys() & set(offered)) | arguments)
+        signature.bind(*[None] * given, **{**added, **arguments})
     except TypeError as error:
         positional = f" in addition to the {given} that scaleflow passes" if given else ""
         why = f"{error}{positional}; set it under {target.key}"
         if str(error).startswith("too many"):
             why = f"scaleflow passes {given} positional arguments, and it takes fewer"
         raise ConfigError(f"{target.key}._target_={target.path}: {why}") from None
+
+
+def accepts_keyword(signature: inspect.Signature, name: str) -> bool:
+    """Whether a callable accepts an argument with a name."""
+    parameter = signature.parameters.get(name)
+    if parameter is None:
+        return any(other.kind is other.VAR_KEYWORD for other in signature.parameters.values())
+    return parameter.kind is not parameter.POSITIONAL_ONLY
 
 
 def name_error(error: BaseException) -> str:

@@ -48,8 +48,12 @@ ADDRESS = re.compile(r".*://|(?!(runs|models):/)[a-z][\w+.-]*:/|file:", re.IGNOR
 
 #: Keys whose text is only shown or parsed as data, so it may look like a path.
 TEXT_KEYS = (
-    *("tracking.experiment", "tracking.run_name", "tracking.tags"),
-    *("dataset.delimiter", "dataset.separator", "dataset.missing"),
+    "tracking.experiment",
+    "tracking.run_name",
+    "tracking.tags",
+    "dataset.delimiter",
+    "dataset.separator",
+    "dataset.missing",
 )
 
 
@@ -59,7 +63,8 @@ def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> 
     Raises ConfigError, which names the first code that is not trusted.
     """
     for key, path in list_targets(config):
-        if not (isinstance(path, str) and (is_listed(key, path) or is_under(path, trusted))):
+        is_trusted = isinstance(path, str) and (is_listed(key, path) or is_under(path, trusted))
+        if not is_trusted:
             module = name_module(str(path))
             raise ConfigError(
                 f"{key}._target_={format_value(path)}: this code is not trusted, since it is not one of the "
@@ -101,13 +106,19 @@ def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (key, path) of each `_target_` that is user code."""
-    return ((key, path) for key, path in list_targets(config) if isinstance(path, str) and not is_listed(key, path))
+    for key, path in list_targets(config):
+        if isinstance(path, str) and not is_listed(key, path):
+            yield key, path
 
 
 def list_own_modules(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> list[str]:
     """Returns the modules of user code that a config names, without trusted ones."""
-    own = (path for _, path in list_own_targets(config) if not is_under(path, trusted))
-    return list(dict.fromkeys(map(name_module, own)))
+    modules: list[str] = []
+    for _, path in list_own_targets(config):
+        module = name_module(path)
+        if not is_under(path, trusted) and module not in modules:
+            modules.append(module)
+    return modules
 
 
 def name_module(path: str) -> str:
@@ -116,11 +127,14 @@ def name_module(path: str) -> str:
 
 
 def is_listed(key: str, path: str) -> bool:
+    """Whether the lists allow a `_target_` at a key."""
     name = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
     if key in ("dataset", "model"):
         return name in list_factories(key)
-    allowed = next((paths for keys, paths in ALLOWED.items() if re.fullmatch(keys, key)), ALLOWED_ARGUMENTS)
-    return re.fullmatch(allowed, name) is not None
+    for keys, paths in ALLOWED.items():
+        if re.fullmatch(keys, key):
+            return re.fullmatch(paths, name) is not None
+    return ALLOWED_ARGUMENTS.fullmatch(name) is not None
 
 
 def describe_allowed(key: str) -> str:
@@ -201,16 +215,22 @@ def leads_out(value: str, trusted: Sequence[str]) -> bool:
     text = os.path.expanduser(value.strip())  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     if ADDRESS.match(text) or text.startswith("~") or ".." in text.split("/"):
         return True
-    folders = [Path(os.path.realpath(each)) for each in (".", *(each for each in trusted if "/" in each))]
+    trusted_folders = [name for name in trusted if "/" in name]
+    folders = [Path(os.path.realpath(name)) for name in (".", *trusted_folders)]
     try:
-        places = (Path(os.path.realpath(each)) for each in (value, *list_named_folders(text), text))
-        return not all(any(place.is_relative_to(folder) for folder in folders) for place in places)
+        for path in (value, *list_named_folders(text), text):
+            place = Path(os.path.realpath(path))
+            if not any(place.is_relative_to(folder) for folder in folders):
+                return True
     except ValueError:  # a path cannot contain a null character
         return True
+    return False
 
 
 def list_named_folders(pattern: str) -> Iterator[str]:
     """Yields the folders that match the leading parts of a glob, from the top down, lazily."""
     parts = pattern.split("/")
-    for upper in ("/".join(parts[:count]) for count in range(1, len(parts))):
-        yield from glob.iglob(upper) if glob.has_magic(upper) else ()  # noqa: PTH207
+    for count in range(1, len(parts)):
+        upper = "/".join(parts[:count])
+        if glob.has_magic(upper):
+            yield from glob.iglob(upper)  # noqa: PTH207

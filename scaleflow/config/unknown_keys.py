@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 #: Core keys whose value is null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
-    *("model.freeze", "model.lora"),
-    *("objective.loss", "objective.loss_weights", "objective.class_weight"),
-    *("optimizer.plateau", "optimizer.rate_factors", "training.early_stopping", "training.step"),
-    *("checkpoint.best", "tracking.tags"),
+    "model.freeze",
+    "model.lora",
+    "objective.loss",
+    "objective.loss_weights",
+    "objective.class_weight",
+    "optimizer.plateau",
+    "optimizer.rate_factors",
+    "training.early_stopping",
+    "training.step",
+    "checkpoint.best",
+    "tracking.tags",
 )
 
 
@@ -33,9 +40,14 @@ def list_empty_mappings() -> list[str]:
     for group, sections in list_sections().items():
         for section in sections:
             for name, hint in get_type_hints(section).items():
-                if any(get_origin(option) is dict or dataclasses.is_dataclass(option) for option in get_args(hint)):
+                if has_mapping(get_args(hint)):
                     keys.append(f"{group}.{name}")
     return keys
+
+
+def has_mapping(types: Iterable[Any]) -> bool:
+    """Whether one of several types is a mapping in the config."""
+    return any(get_origin(hint) is dict or dataclasses.is_dataclass(hint) for hint in types)
 
 
 def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
@@ -136,18 +148,22 @@ def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
 
     group, _, leaf = key.rpartition(".")
     for name in [group] if group in groups else groups:
-        options = loader.get_group_options(name, ObjectType.CONFIG)
-        configs = {option: loader.repository.load_config(f"{name}/{option}").config for option in options}
-        having = [option for option, config in configs.items() if leaf in config.keys()]  # noqa: SIM118  (also ???)
-        if having and leaf:
-            return f"; {name}.{leaf} is a key of {name}={', '.join(having)}"
+        options = []
+        for option in loader.get_group_options(name, ObjectType.CONFIG):
+            config = loader.repository.load_config(f"{name}/{option}").config
+            if leaf in config.keys():  # noqa: SIM118  (`in config` is false for a key that is ???)
+                options.append(option)
+        if options and leaf:
+            return f"; {name}.{leaf} is a key of {name}={', '.join(options)}"
     return ""
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
     """Returns the error for an unknown option, with the available options or a suggestion."""
-    is_none = option in ("null", "~", "None") and "none" in available
-    meant = f"{group}=none" if is_none else translate_option(group, option) or find_own_option(group, option)
+    if option in ("null", "~", "None") and "none" in available:
+        meant = f"{group}=none"
+    else:
+        meant = translate_option(group, option) or find_own_option(group, option)
     hint = f"; type {meant}" if meant else f"{suggest(option, available)} ({', '.join(available)})"
     return ConfigError(f"{group}={option}: there is no such option{hint}")
 
@@ -157,8 +173,8 @@ def find_own_option(group: str, option: str) -> str:
     base = Path()
     name = option.removesuffix(".yaml")
     if re.fullmatch(r"[\w-]+", name):
-        for found in (*base.glob(f"{group}/{name}.yaml"), *base.glob(f"*/{group}/{name}.yaml")):
-            return f"--config-dir {shlex.quote(str(found.parents[1]))} {group}={name}"
+        for file in (*base.glob(f"{group}/{name}.yaml"), *base.glob(f"*/{group}/{name}.yaml")):
+            return f"--config-dir {shlex.quote(str(file.parents[1]))} {group}={name}"
     if option.endswith(".py") and Path(option).is_file():
         line = f"_target_: {Path(option).stem}.FUNCTION"
         return f"--config-dir DIR {group}=NAME, where DIR/{group}/NAME.yaml has the line {line}"
@@ -178,9 +194,19 @@ def find_similar_key(word: str, known: Iterable[str]) -> str:
     """
     words = list(known)
     parent, dot, leaf = word.rpartition(".")
-    siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
-    leaves = {k.rpartition(".")[2]: k for k in reversed(words) if k.count(".") == 1}
+    siblings = {}  # the keys with the same parent, by their last part
+    for other in words:
+        other_parent, _, other_leaf = other.rpartition(".")
+        if other_parent == parent:
+            siblings[other_leaf] = other
+    leaves = {}  # the first `GROUP.KEY` with each name, by this name
+    for other in reversed(words):
+        if other.count(".") == 1:
+            leaves[other.rpartition(".")[2]] = other
     similar = leaves.get(word) or siblings.get(find_similar(leaf, siblings) or "")
     if similar:
         return similar
-    return (find_similar(word, words, 0.85) if dot else leaves.get(find_similar(word, leaves, 0.8) or "")) or ""
+    if dot:
+        return find_similar(word, words, 0.85) or ""
+    similar_leaf = find_similar(word, leaves, 0.8)
+    return leaves.get(similar_leaf or "", "")

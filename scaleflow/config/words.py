@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,8 +14,19 @@ from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 #: Hydra's flags that take the next word as their value.
 FLAGS_WITH_VALUE = (
-    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
-    *("--info", "-i", "--experimental-rerun"),
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--experimental-rerun",
 )
 
 
@@ -24,11 +34,13 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits words into flags with their values, and overrides."""
     flags: list[str] = []
     overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        (flags if word.startswith("-") else overrides).append(word)
-        if word in FLAGS_WITH_VALUE:
-            flags += islice(rest, 1)
+    is_value = False  # whether the word is the value of the flag before it
+    for word in words:
+        if is_value or word.startswith("-"):
+            flags.append(word)
+        else:
+            overrides.append(word)
+        is_value = not is_value and word in FLAGS_WITH_VALUE
     return flags, overrides
 
 
@@ -68,7 +80,9 @@ def make_override(key: str, value: object) -> str:
 def write_value(text: str) -> str:
     """Returns a text as typed after `KEY=`, in quotes if necessary."""
     is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
-    return text if is_plain and parse_typed_value(text) == text else quote_value(text)
+    if is_plain and parse_typed_value(text) == text:
+        return text
+    return quote_value(text)
 
 
 def quote_value(text: str) -> str:
@@ -83,7 +97,12 @@ def parse_typed_value(text: str) -> Any:
 
 def quote_nan_option(words: Sequence[str]) -> list[str]:
     """Quotes the option of `debug=nan`, which Hydra would parse as a number."""
-    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
+    quoted = []
+    for word in words:
+        if word.startswith("debug="):
+            word = re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word)
+        quoted.append(word)
+    return quoted
 
 
 #: Options of `dataset` whose default model is `model=tabular`, and a pattern of words that choose one of them.
@@ -99,7 +118,10 @@ def prepare_words(words: Sequence[str]) -> list[str]:
 
     Raises ConfigError for `~GROUP` if a run needs the group.
     """
-    return accept_keys_of_run(choose_model_of_table(replace_removed_groups(quote_nan_option(words))))
+    prepared = quote_nan_option(words)
+    prepared = replace_removed_groups(prepared)
+    prepared = choose_model_of_table(prepared)
+    return accept_keys_of_run(prepared)
 
 
 #: Optional config groups of the core: they have an option `none`.
@@ -141,19 +163,21 @@ def replace_removed_groups(words: Sequence[str]) -> list[str]:
     """
     replaced: list[str] = []
     for word in words:
-        removed = re.fullmatch(r"~(\w+)(=.*)?", word)
-        if removed and removed[1] in list_needed_groups():
-            raise ConfigError(need_group(word, removed[1]))
-        is_optional = removed is not None and removed[1] in list_optional_groups()
-        replaced.append(f"{removed[1]}=none" if removed and is_optional else word)
+        removal = re.fullmatch(r"~(\w+)(=.*)?", word)
+        if removal is None:
+            replaced.append(word)
+            continue
+        group = removal[1]
+        if group in list_needed_groups():
+            raise ConfigError(need_group(word, group))
+        replaced.append(f"{group}=none" if group in list_optional_groups() else word)
     return replaced
 
 
 def need_group(word: str, group: str) -> str:
     """Returns the message that refuses a word because it removes a group that a run needs."""
-    return (
-        f"{word}: a run needs an option of {group}, such as {group}={list_needed_groups()[group]}; leave this word out"
-    )
+    example = f"{group}={list_needed_groups()[group]}"
+    return f"{word}: a run needs an option of {group}, such as {example}; leave this word out"
 
 
 def choose_model_of_table(words: Sequence[str]) -> list[str]:
@@ -172,4 +196,8 @@ def accept_keys_of_run(words: Sequence[str]) -> list[str]:
     """
     if not any(word.lstrip("+").startswith("resume=") for word in words):
         return list(words)
-    return [f"++{word}" if re.match(r"(?!hydra\.)\w+(\.\w+)+=", word) else word for word in words]
+    accepted = []
+    for word in words:
+        sets_dotted_key = re.match(r"(?!hydra\.)\w+(\.\w+)+=", word)
+        accepted.append(f"++{word}" if sets_dotted_key else word)
+    return accepted
