@@ -26,7 +26,7 @@ class ClusterEngine:
     rules: Sequence[Rule] = ()  # options that do not work with this engine
     variables: Sequence[str] = ()  # environment variables that tell `scaleflow doctor` of the engine
     is_local: bool = False  # whether the command starts all processes on this machine
-    #: If it starts them on other machines: MODULE:NAME of a function from a `RunMonitor` to a `ProcessHost`.
+    #: If it starts them on other machines: MODULE:NAME of a function from a `RunMonitor` to a `ProcessHost`
     remote_host: str | None = None
     assigns_resources: bool = False  # whether it takes `cluster.cpus` and `cluster.gpus`
     restarts_failed_only: bool = False  # whether it does not restart a process that succeeded before the run's end
@@ -49,6 +49,7 @@ class ClusterEngine:
 
     @property
     def own_keys(self) -> Sequence[str]:
+        """The keys of `cluster` that only this engine has."""
         return [field.name for field in fields(self.section) if not hasattr(Cluster, field.name)]
 
 
@@ -58,17 +59,21 @@ def list_engines() -> Mapping[str, ClusterEngine]:
 
     Skips broken engines of features with a message.
     """
-    modules = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
-    engines = [module.ENGINE for module in modules if hasattr(module, "ENGINE")]
+    engines: dict[str, ClusterEngine] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = import_module(f"{package.__name__}.{info.name}")
+        if hasattr(module, "ENGINE"):
+            engines[module.ENGINE.name] = module.ENGINE
     for feature in list_features().values():
         for place in feature.engines:
             with report_problems(feature.name, f"its engine {place} is skipped"):
                 engine = import_named(place)
                 check_engine(engine, place)
-                if engine.name in [each.name for each in engines]:
+                if engine.name in engines:
                     raise ValueError(f"there is an engine {engine.name} already")
-                engines.append(engine)
-    return {engine.name: engine for engine in sorted(engines, key=lambda engine: (len(engine.own_keys), engine.name))}
+                engines[engine.name] = engine
+    in_order = sorted(engines.values(), key=lambda engine: (len(engine.own_keys), engine.name))
+    return {engine.name: engine for engine in in_order}
 
 
 def check_engine(engine: Any, place: str) -> None:

@@ -36,7 +36,6 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
         options: the config group `hardware`.
         gpus: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them.
 
-
     Raises ConfigError if there are fewer GPUs than synchronous workers, or `hardware.devices` names a missing GPU.
     """
     count = sum(roles.values())
@@ -45,24 +44,53 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
     if count == 1 or not gpus or options.name == "tpu":
         return [{} for _ in range(count)]
     chosen = choose_gpus(gpus, options.devices)
-    workers = roles["worker"]
     if "chief" in roles:
-        worker_shares = [[chosen[index % len(chosen)]] for index in range(workers)]
-        shares = [chosen[workers:][:1] or chosen[-1:], *worker_shares, *([] for _ in range(roles["ps"]))]
-    elif len(chosen) < workers:
-        instead = "strategy=one_device" if len(chosen) == 1 else f"cluster.workers={len(chosen)}"
+        gpus_of_processes = divide_among_roles(chosen, workers=roles["worker"], servers=roles["ps"])
+    else:
+        gpus_of_processes = divide_among_workers(chosen, roles["worker"])
+
+    users: Counter[str] = Counter()  # the number of processes that use each GPU
+    for own_gpus in gpus_of_processes:
+        users.update(own_gpus)
+    environments = []
+    for own_gpus in gpus_of_processes:
+        is_shared = any(users[gpu] > 1 for gpu in own_gpus)
+        environments.append(environment_with(own_gpus, is_shared))
+    return environments
+
+
+def divide_among_roles(gpus: Sequence[str], workers: int, servers: int) -> list[Sequence[str]]:
+    """Returns the GPUs of the coordinator, of each worker and of each parameter server."""
+    gpu_of_coordinator = gpus[workers] if len(gpus) > workers else gpus[-1]
+    divided: list[Sequence[str]] = [[gpu_of_coordinator]]
+    for index in range(workers):
+        divided.append([gpus[index % len(gpus)]])
+    for _ in range(servers):
+        divided.append([])
+    return divided
+
+
+def divide_among_workers(gpus: Sequence[str], workers: int) -> list[Sequence[str]]:
+    """Returns the GPUs of each synchronous worker. Raises ConfigError if there are fewer GPUs than workers."""
+    if len(gpus) < workers:
+        instead = "strategy=one_device" if len(gpus) == 1 else f"cluster.workers={len(gpus)}"
         raise ConfigError(
-            f"cluster.workers={workers}: each worker needs its own GPU, and this machine has {len(chosen)}; use "
+            f"cluster.workers={workers}: each worker needs its own GPU, and this machine has {len(gpus)}; use "
             f"{instead}, or hardware=cpu"
         )
-    else:
-        shares = [share(chosen, index, workers) for index in range(workers)]
-    users = Counter(gpu for subset in shares for gpu in subset)
-    return [environment_with(subset, is_shared=any(users[gpu] > 1 for gpu in subset)) for subset in shares]
+    return [share(gpus, index, workers) for index in range(workers)]
 
 
 def environment_with(gpus: Sequence[str], is_shared: bool = False) -> dict[str, str]:
-    return {CUDA_DEVICES: ",".join(gpus) or "-1", ASSIGNED: "1", **({GROWTH: "true"} if is_shared else {})}
+    """Returns the environment variables of a process that sees only these GPUs.
+
+    Args:
+        is_shared: whether another process uses one of them.
+    """
+    environment = {CUDA_DEVICES: ",".join(gpus) or "-1", ASSIGNED: "1"}
+    if is_shared:
+        environment[GROWTH] = "true"
+    return environment
 
 
 def drop_assigned_devices(options: Hardware, environment: Mapping[str, str]) -> Hardware:
@@ -113,7 +141,8 @@ def gpu_memory_bytes(kind: str, options: Hardware) -> float | None:
     if options.memory_limit_mb is not None:
         return options.memory_limit_mb * MIB
     try:
-        return min(float(megabytes) for (megabytes,) in query_nvidia_smi("memory.total")) * MIB
+        sizes = [float(megabytes) for (megabytes,) in query_nvidia_smi("memory.total")]
+        return min(sizes) * MIB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
@@ -131,4 +160,8 @@ def query_nvidia_smi(*fields: str) -> list[list[str]]:
     if process.returncode:
         lines = (process.stdout + process.stderr).strip().splitlines()
         raise OSError(f"nvidia-smi: {lines[0] if lines else f'exit status {process.returncode}'}")
-    return [[cell.strip() for cell in line.split(",")] for line in process.stdout.splitlines() if line.strip()]
+    rows = []
+    for line in process.stdout.splitlines():
+        if line.strip():
+            rows.append([cell.strip() for cell in line.split(",")])
+    return rows

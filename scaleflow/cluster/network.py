@@ -25,11 +25,13 @@ def is_address(text: str) -> bool:
 
 def free_ports(count: int) -> Sequence[int]:
     """Returns loopback ports that are free now. Another process can still take one before the worker binds it."""
+    ports = []
     with contextlib.ExitStack() as until_all_are_bound:  # so that all ports differ
-        sockets = [until_all_are_bound.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
+        for _ in range(count):
+            sock = until_all_are_bound.enter_context(socket.socket())
             sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+            ports.append(sock.getsockname()[1])
+    return ports
 
 
 def port_is_free(address: str) -> bool:
@@ -80,8 +82,9 @@ def keep_alive(connection: socket.socket, patience: float) -> None:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     interval = max(1, int(patience / KEEPALIVE_PROBES))
-    for name, value in (("TCP_KEEPIDLE", interval), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", KEEPALIVE_PROBES - 1)):
-        if hasattr(socket, name):
+    options = {"TCP_KEEPIDLE": interval, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": KEEPALIVE_PROBES - 1}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every system has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -89,14 +92,18 @@ def no_proxy_for(environment: Mapping[str, str], peers: Sequence[str]) -> str:
     """Returns a value of `no_grpc_proxy` that makes gRPC connect to the peers directly, without http_proxy."""
     previous = environment.get(NO_PROXY) or environment.get("no_proxy") or ""
     hosts = dict.fromkeys(peer.rpartition(":")[0] for peer in peers)
-    return ",".join([*filter(None, [previous]), *hosts])
+    names = list(hosts)
+    if previous:
+        names.insert(0, previous)
+    return ",".join(names)
 
 
 def explain_no_answer(address: str, default_port: int) -> str | None:
     """Tries to connect to HOST or HOST:PORT. Returns the reason if that fails, or None if a process listens there."""
     host, _, port = address.partition(":")
     try:
-        socket.create_connection((host, int(port) if port.isdigit() else default_port), timeout=PROBE_SECONDS).close()
+        number = int(port) if port.isdigit() else default_port
+        socket.create_connection((host, number), timeout=PROBE_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
     return None

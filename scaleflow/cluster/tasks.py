@@ -1,6 +1,5 @@
 """Counts and names the processes of a plan, assigns their roles, and writes their TF_CONFIG."""
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +29,16 @@ def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str], first: int =
         peers: the HOST:PORT of each process.
         first: the number of the first process.
     """
-    addresses = iter(peers)
-    members = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
+    addresses = {}
+    tasks = []
+    begin = 0
+    for role, count in roles.items():
+        addresses[role] = list(peers[begin : begin + count])
+        tasks += [{"type": role, "index": index} for index in range(count)]
+        begin += count
     compact = (",", ":")  # Linux limits an environment variable to 128 KiB
-    cluster = json.dumps(members, separators=compact)
-    tasks = ({"type": role, "index": index} for role, count in roles.items() for index in range(count))
-    for task in itertools.islice(tasks, first, None):
+    cluster = json.dumps(addresses, separators=compact)
+    for task in tasks[first:]:
         yield f'{{"cluster":{cluster},"task":{json.dumps(task, separators=compact)}}}'
 
 
@@ -81,14 +84,24 @@ def describe_copies(plan: Plan, environment: Mapping[str, str]) -> str | None:
 
     Raises ConfigError if the strategy uses several processes, because each copy would start all of them.
     """
-    name = next((name for name in COPIES if environment.get(name, "").isdigit() and int(environment[name]) > 1), None)
-    if name is None:
+    variable = find_copies(environment)
+    if variable is None:
         return None
-    what = f"{COPIES[name]} has started this command {environment[name]} times ({name})"
-    words = f"cluster=slurm{'' if COPIES[name] == 'srun' else ', and start it with srun'}"
+    program = COPIES[variable]
+    what = f"{program} has started this command {environment[variable]} times ({variable})"
+    words = "cluster=slurm" if program == "srun" else "cluster=slurm, and start it with srun"
     if plan.strategy.has_several_processes:
         raise ConfigError(f"strategy={plan.strategy.name}: {what}, and each would be a whole run; add {words}")
     return f"note: {what}, and each is a whole run; for one run add strategy=multi_worker {words}"
+
+
+def find_copies(environment: Mapping[str, str]) -> str | None:
+    """Returns the variable that counts several copies of this command; None without copies."""
+    for variable in COPIES:
+        count = environment.get(variable, "")
+        if count.isdigit() and int(count) > 1:
+            return variable
+    return None
 
 
 #: Shell test: the folder `$run` holds a run that can be resumed.
@@ -113,7 +126,10 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
 def process_names(plan: Plan) -> list[str]:
     """Returns the names of all processes for messages, in the order of their numbers."""
-    return [make_name(role, index) for role, count in count_processes(plan).items() for index in range(count)]
+    names = []
+    for role, count in count_processes(plan).items():
+        names += [make_name(role, index) for index in range(count)]
+    return names
 
 
 def process_name(plan: Plan, number: int) -> str:

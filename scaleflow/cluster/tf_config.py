@@ -5,7 +5,6 @@
 https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 """
 
-import itertools
 import json
 from typing import Any
 
@@ -40,15 +39,16 @@ def parse_tf_config(text: str | None) -> TaskInfo:
             f"TF_CONFIG={text[:60]}: is not valid JSON ({error}); expected for example {EXAMPLE}"
         ) from None
     cluster, task = split_sections(config)
-    peers = {role: parse_addresses(cluster, role) for role in ROLES}
-    if not peers["chief"] + peers["worker"]:
+    chief = parse_addresses(cluster, "chief")
+    workers = parse_addresses(cluster, "worker")
+    servers = parse_addresses(cluster, "ps")
+    if not chief and not workers:
         raise ConfigError(f"TF_CONFIG: cluster names no worker; expected for example {EXAMPLE}")
-    if peers["ps"] and not (peers["chief"] and peers["worker"]):
+    if servers and not (chief and workers):
         raise ConfigError("TF_CONFIG: cluster names ps, which also needs a chief and at least one worker")
-    if len(peers["chief"]) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.chief={format_json(peers['chief'])}: expected one address")
-    addresses = tuple(itertools.chain(*peers.values()))
-    return TaskInfo(task_index(cluster, task), addresses, len(peers["ps"]))
+    if len(chief) > 1:
+        raise ConfigError(f"TF_CONFIG: cluster.chief={format_json(chief)}: expected one address")
+    return TaskInfo(task_index(cluster, task), (*chief, *workers, *servers), len(servers))
 
 
 def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,13 +70,15 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_addresses(cluster: dict[str, Any], role: str) -> list[str]:
+    """Returns the addresses of a role; [] if the cluster does not name it."""
     addresses = cluster.get(role, [])
-    if not isinstance(addresses, list) or not all(isinstance(a, str) and is_address(a) for a in addresses):
+    if not isinstance(addresses, list) or not all(isinstance(text, str) and is_address(text) for text in addresses):
         raise ConfigError(f"TF_CONFIG: cluster.{role}={format_json(addresses)}: expected a list of HOST:PORT")
     return addresses
 
 
 def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
+    """Returns the number of this process among all processes."""
     role = task.get("type")
     index = task.get("index")
     if role not in cluster:
@@ -86,7 +88,8 @@ def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
         raise ConfigError(
             f"TF_CONFIG: task.index={format_json(index)}: expected 0 to {count - 1}, one of cluster.{role}"
         )
-    return index + sum(len(cluster.get(before, [])) for before in ROLES[: ROLES.index(role)])
+    earlier_roles = ROLES[: ROLES.index(role)]
+    return index + sum(len(cluster.get(earlier, [])) for earlier in earlier_roles)
 
 
 def format_json(value: object) -> str:

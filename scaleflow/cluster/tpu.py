@@ -75,7 +75,11 @@ def address_from_variable(variable: str, value: str) -> str:
 
 
 def device_files() -> list[str]:
-    return [str(path) for pattern in DEVICE_FILES for path in sorted(ROOT.glob(pattern))]
+    """Returns the device files that an attached TPU has."""
+    paths = []
+    for pattern in DEVICE_FILES:
+        paths += sorted(ROOT.glob(pattern))
+    return [str(path) for path in paths]
 
 
 def format_device_files(between: str) -> str:
@@ -87,9 +91,13 @@ def is_sure(tpu: TpuAddress) -> bool:
 
     Other hardware has device files with the same names, so a local TPU also needs the TPU library.
     """
-    libraries = (path,) if (path := os.environ.get("TPU_LIBRARY_PATH")) else LIBRARIES
-    has_library = any(Path(file).exists() for file in libraries) or find_spec("libtpu") is not None
-    return tpu.address != LOCAL or (bool(device_files()) and has_library)
+    if tpu.address != LOCAL:
+        return True
+    if not device_files():
+        return False
+    library = os.environ.get("TPU_LIBRARY_PATH")
+    libraries = [library] if library else LIBRARIES
+    return any(Path(file).exists() for file in libraries) or find_spec("libtpu") is not None
 
 
 def explain_no_tpu() -> str:
@@ -103,8 +111,9 @@ def explain_no_tpu() -> str:
 def explain_unreachable(place: TpuAddress) -> str | None:
     """Returns why a TPU cannot be reached, or None. This takes seconds; TensorFlow would wait without a limit."""
     if place.address == LOCAL:
-        files = device_files()
-        return None if files else f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
+        if device_files():
+            return None
+        return f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
     if not place.address.startswith(GRPC):
         return explain_unknown_name()
     for endpoint in place.address.split(","):

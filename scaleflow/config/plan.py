@@ -325,7 +325,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
 
 #: Fields of a plan that are not keys of the config.
-DERIVED_FIELDS = ("choices", "config", "features", "search", "task", "tf_config", "weights")
+DERIVED_FIELDS = ("choices", "config", "features", "search", "task", "tf_config", "weights", "answers")
 
 #: Arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
