@@ -46,15 +46,15 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
     """
     files: dict[str, CodeFile] = {}
     waiting = [path for _, path in list_targets(config) if isinstance(path, str)]
-    known = set[str]()
+    known: set[str] = set()
     while waiting:
-        parts = waiting.pop().split(".")
-        modules = {".".join(parts[: length + 1]) for length in range(len(parts))} - known
-        known |= modules
-        for module in modules:
-            found = find_source(module, search)
-            if found:
-                path, folder = found
+        for module in list_parents(waiting.pop()):
+            if module in known:
+                continue
+            known.add(module)
+            source = find_source(module, search)
+            if source:
+                path, folder = source
                 status = path.stat()
                 digest, names = read_source(path, module, status.st_mtime_ns, size=status.st_size)
                 files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder, imports=names)
@@ -62,9 +62,16 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
     return dict(sorted(files.items()))
 
 
+def list_parents(path: str) -> list[str]:
+    """Returns a dotted path and all its parents, the shortest first: `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    parts = path.split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
 def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:
     """Returns the file of a user's module and its search folder; None if the user has no such module."""
-    top, *_ = parts = module.split(".")
+    parts = module.split(".")
+    top = parts[0]
     if top == OWN_PACKAGE:
         return None
     for folder in (*map(Path, search), *find_folders(top)):
@@ -77,16 +84,20 @@ def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:
 
 def find_folders(top: str) -> list[Path]:
     """Returns the folders where Python finds a top-level module, including one installed for editing."""
-    with contextlib.suppress(ImportError, ValueError, AttributeError):  # for instance for `__main__`
+    try:
         spec = find_spec(top)
-        if spec:
-            return [Path(path).parent for path in spec.submodule_search_locations or [spec.origin or ""]]
-    return []
+        if spec is None:
+            return []
+        locations = spec.submodule_search_locations or [spec.origin or ""]
+        return [Path(location).parent for location in locations]
+    except (ImportError, ValueError, AttributeError):  # for instance for `__main__`
+        return []
 
 
 def is_installed(path: Path) -> bool:
     """Whether a file belongs to an installed package or to the standard library."""
-    return not PACKAGE_FOLDERS.isdisjoint(path.parts) or any(map(path.is_relative_to, LIBRARY_FOLDERS))
+    is_package = not PACKAGE_FOLDERS.isdisjoint(path.parts)
+    return is_package or any(path.is_relative_to(folder) for folder in LIBRARY_FOLDERS)
 
 
 @functools.lru_cache(4096)
@@ -97,12 +108,12 @@ def read_source(path: Path, module: str, modified: int, size: int) -> tuple[str,
     be parsed, the digest covers its bytes. An unreadable file counts as empty: the worker reports the error.
     """
     content = b""
-    names = list[str]()
+    names: list[str] = []
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
         content = path.read_bytes()
         tree = ast.parse(content)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        names = [*list_imports(tree, package)]
+        names = list(list_imports(tree, package))
         content = ast.unparse(tree).encode()  # `ast.dump` varies with Python
     return hashlib.sha256(content).hexdigest()[:32], names
 
@@ -111,11 +122,15 @@ def list_imports(tree: ast.AST, package: str) -> Iterator[str]:
     """Yields the dotted names that a module in a package imports, including imports inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # a relative import beyond the top of the package
+            try:
                 base = resolve_name("." * node.level + (node.module or ""), package)
-                yield from (f"{base}.{alias.name}" for alias in node.names)
+            except ImportError:  # a relative import beyond the top of the package
+                continue
+            for alias in node.names:
+                yield f"{base}.{alias.name}"
 
 
 #: Only digests of the same version are compared: another Python version may unparse the same code differently.

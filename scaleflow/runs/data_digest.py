@@ -63,7 +63,13 @@ class FileState(NamedTuple):
         return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status_changed=status.st_ctime_ns)  # noqa: PTH100
 
     @property
+    def numbers(self) -> list[int]:
+        """The size and the times."""
+        return [self.size, self.changed, self.status_changed]
+
+    @property
     def is_settled(self) -> bool:
+        """Whether the file is old enough for the cache."""
         return max(self.changed, self.status_changed) < (time.time() - SETTLED_SECONDS) * 1e9
 
 
@@ -80,28 +86,55 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
             states[path] = FileState.read(path)
     if not states:
         return {}
-    limit = WHOLE_BYTES if sum(state.size for state in states.values()) <= WHOLE_BYTES else PIECES * PIECE_BYTES
-    cache = Cache(None, "digests")
-    folder = os.path.commonpath([state.path for state in states.values()])
-    path_of_entry = cache.place(folder, SUFFIX)
-    is_new = False
-    entry = cache.load(path_of_entry)
-    kept: dict[str, Any] = {} if entry is None else entry.value
-    found: dict[str, str] = {}
+    total = sum(state.size for state in states.values())
+    limit = WHOLE_BYTES if total <= WHOLE_BYTES else PIECES * PIECE_BYTES
+    cache = DigestCache(os.path.commonpath([state.path for state in states.values()]))
+    digests: dict[str, str] = {}
     for path, state in states.items():
         covers = WHOLE if state.size <= limit else SAMPLED
-        name = f"{covers}:{state.path}"
-        numbers = list(state[1:])
+        digest = cache.find(state, covers)
+        if digest is not None:
+            digests[path] = digest
+            continue
         with contextlib.suppress(OSError):
-            *known, digest = kept.get(name, [""])
-            found[path] = digest if known == numbers else f"{covers}:{hash_file(path, state.size, covers)}"
-            if known != numbers and state.is_settled and FileState.read(path) == state:
-                kept[name], is_new = [*numbers, found[path]], True
-    if is_new:
-        text = json.dumps(dict([*kept.items()][-MAX_FILES:]))
-        with contextlib.suppress(OSError):  # without a cache, later calls read the files again
-            cache.make(path_of_entry, lambda: [encode_entry(text, what="digests", of=folder)], lambda _: False)
-    return found
+            digest = f"{covers}:{hash_file(path, state.size, covers)}"
+            digests[path] = digest
+            if state.is_settled and FileState.read(path) == state:  # it did not change meanwhile
+                cache.add(state, covers, digest)
+    cache.write()
+    return digests
+
+
+class DigestCache:
+    """The cached digests of the files below a folder. A digest is valid until the file's size or a time changes."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._cache = Cache(None, "digests")
+        self._path = self._cache.place(folder, SUFFIX)
+        entry = self._cache.load(self._path)
+        #: The size, the times and the digest of each file, by coverage and path
+        self._values: dict[str, Any] = {} if entry is None else entry.value
+        self._is_changed = False
+
+    def find(self, state: FileState, covers: str) -> str | None:
+        """Returns the digest of a file; None if it is not cached or the file has changed."""
+        *numbers, digest = self._values.get(f"{covers}:{state.path}", [""])
+        return str(digest) if numbers == state.numbers else None
+
+    def add(self, state: FileState, covers: str, digest: str) -> None:
+        """Adds a digest, which `write` will store."""
+        self._values[f"{covers}:{state.path}"] = [*state.numbers, digest]
+        self._is_changed = True
+
+    def write(self) -> None:
+        """Writes the cache if it has new digests. Without a cache, later calls read the files again."""
+        if not self._is_changed:
+            return
+        newest = list(self._values.items())[-MAX_FILES:]
+        text = json.dumps(dict(newest))
+        with contextlib.suppress(OSError):
+            self._cache.make(self._path, lambda: [encode_entry(text, what="digests", of=self._folder)], lambda _: False)
 
 
 def hash_file(path: str, size: int, covers: str) -> str:
@@ -128,7 +161,11 @@ def group_by_folder(digests: Mapping[str, str]) -> dict[str, str]:
     for path, digest in sorted(digests.items()):
         folder, name = os.path.split(path)
         folders.setdefault(f"{folder}/", []).append(f"{name} {digest}")
-    return {folder: f"{WHOLE}:{new_digest('|'.join(each).encode()).hexdigest()}" for folder, each in folders.items()}
+    grouped = {}
+    for folder, lines in folders.items():
+        digest = new_digest("|".join(lines).encode()).hexdigest()
+        grouped[folder] = f"{WHOLE}:{digest}"
+    return grouped
 
 
 def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
@@ -139,28 +176,29 @@ def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
             folder of datasets. Another string counts if it is the path of a file, or has a `/` and is the path of a
             folder.
     """
-    values = {key: value.strip() for key, value in arguments.items() if isinstance(value, str) and key != "cache_dir"}
+    values = {}
+    for key, value in arguments.items():
+        if isinstance(value, str) and key != "cache_dir":
+            values[key] = value.strip()
     data_dir = values.pop("data_dir", "")
     name = values.get("name")
     if data_dir and name:
         data_dir = str(Path(data_dir, re.split("[/:]", name)[0]))
-    others = (value for value in values.values() if os.sep in value or os.path.isfile(value))  # noqa: PTH113
-    return list(
-        dict.fromkeys(
-            itertools.islice(itertools.chain.from_iterable(map(list_data_files, [data_dir, *others])), MAX_FILES)
-        )
-    )
+    patterns = [data_dir]
+    patterns += [value for value in values.values() if os.sep in value or os.path.isfile(value)]  # noqa: PTH113
+    files = itertools.chain.from_iterable(list_data_files(pattern) for pattern in patterns)
+    return list(dict.fromkeys(itertools.islice(files, MAX_FILES)))
 
 
 def list_data_files(pattern: str) -> Iterator[str]:
     """Yields the data files that a path or a glob names, including files in subfolders, in a fixed order."""
     path = os.path.expanduser(pattern)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     paths = [path] if os.path.exists(path) else sorted(glob.iglob(path, recursive=True))  # noqa: PTH110, PTH207
-    for found in paths:
-        if os.path.isfile(found):  # noqa: PTH113
-            yield found
+    for place in paths:
+        if os.path.isfile(place):  # noqa: PTH113
+            yield place
         else:
-            yield from walk_data(found)
+            yield from walk_data(place)
 
 
 def walk_data(folder: str) -> Iterator[str]:
@@ -211,7 +249,7 @@ def identify_split(digest: str, covers: str, files: Mapping[str, str]) -> dict[s
     """
     if covers != ALL_VALUES and files:
         shared = os.path.commonpath(files)
-        named = sorted((os.path.relpath(path, shared), each) for path, each in files.items())
+        named = sorted((os.path.relpath(path, shared), file_digest) for path, file_digest in files.items())
         covers = describe_coverage(files)
         digest = hashlib.blake2b(json.dumps([digest, named]).encode(), digest_size=8).hexdigest()
     return {"digest": digest, "covers": covers, "version": DIGEST_VERSION}
@@ -226,8 +264,11 @@ def describe_coverage(files: Mapping[str, str]) -> str:
 
 def read_split_digests(files: RunFolder) -> SplitDigests:
     """Returns the digests of the data of the run's last training; empty if it was never trained."""
-    described = [event for event in EventReader(files.events).read() if isinstance(event, DatasetDescribed)]
-    return described[-1].splits if described else {}
+    splits: SplitDigests = {}
+    for event in EventReader(files.events).read():
+        if isinstance(event, DatasetDescribed):
+            splits = event.splits
+    return splits
 
 
 def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
@@ -236,8 +277,10 @@ def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
     for name in dict.fromkeys((*before, *now)):
         old = before.get(name)
         new = now.get(name)
-        if old is None or new is None:
-            changes.append(f"the split {name} {'is new' if old is None else 'is gone'}")
+        if old is None:
+            changes.append(f"the split {name} is new")
+        elif new is None:
+            changes.append(f"the split {name} is gone")
         elif old["version"] != new["version"]:
             continue
         elif old["examples"] != new["examples"]:

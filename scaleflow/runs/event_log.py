@@ -54,7 +54,8 @@ class EventReader:
 
     def __init__(self, path: Path, offset: int = 0, skipped: Sequence[type[Event]] = ()) -> None:
         self._path = path
-        self.at = self.offset = offset
+        self.at = offset
+        self.offset = offset
         self._skipped = tuple(f'{{"event": "{kind.event}",'.encode() for kind in skipped)
 
     def read(self) -> Iterator[Event]:
@@ -68,7 +69,8 @@ class EventReader:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self.at, self.offset = self.offset, self.offset + len(line)
+                self.at = self.offset
+                self.offset += len(line)
                 if line.startswith(self._skipped):
                     continue
                 try:
@@ -94,10 +96,15 @@ def read_last_event(path: Path) -> Event | None:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             *lines, rest = file.read().split(b"\n")
-        events = (parse_event(json.loads(line)) for line in reversed(lines)) if not rest else iter(())
-        return next((event for event in events if not isinstance(event, TagsSet | ReportMade)), None)
+        if rest:  # the last line is incomplete
+            return None
+        for line in reversed(lines):
+            event = parse_event(json.loads(line))
+            if not isinstance(event, TagsSet | ReportMade):
+                return event
     except (OSError, ValueError):
-        return None
+        pass
+    return None
 
 
 def append_event(path: Path, event: Event) -> None:
@@ -110,8 +117,11 @@ def append_event(path: Path, event: Event) -> None:
 
 
 def format_line(event: Event) -> bytes:
-    masked = {each.name for each in fields(event) if each.metadata.get("is_masked")}
-    values = {key: mask_secrets(value) if key in masked else value for key, value in to_fields(event).items()}
+    """Returns the line of an event, with secrets masked."""
+    values = to_fields(event)
+    for field in fields(event):
+        if field.metadata.get("is_masked") and field.name in values:
+            values[field.name] = mask_secrets(values[field.name])
     return (json.dumps(values) + "\n").encode()
 
 
@@ -145,8 +155,12 @@ class DeduplicatingEmitter:
         self._emit(event)
 
     def _note(self, event: MetricsLogged) -> None:
-        self._last.update(dict.fromkeys(event.values, event.step))
-        self._tested.update((key, event.step) for key in event.values if key.startswith(TEST_PREFIX))
+        for key in event.values:
+            self._last[key] = event.step
+            if key.startswith(TEST_PREFIX):
+                self._tested.add((key, event.step))
 
     def _is_new(self, key: str, step: int) -> bool:
-        return (key, step) not in self._tested if key.startswith(TEST_PREFIX) else step > self._last.get(key, -1)
+        if key.startswith(TEST_PREFIX):
+            return (key, step) not in self._tested
+        return step > self._last.get(key, -1)

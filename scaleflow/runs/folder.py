@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -45,9 +45,13 @@ MAX_LOGGED_BYTES = 1 << 30
 
 #: Patterns of further files at the top of a run's folder. `COMMAND_FILES` apply only if their key, a file, exists.
 RUN_FILES = (
-    *("resume-*.yaml", "*.partial"),
-    *(*OBJECT_FILES, SOURCE_MODEL),
-    *("stage.log", "scaleflow.log", ".hydra"),
+    "resume-*.yaml",
+    "*.partial",
+    *OBJECT_FILES,
+    SOURCE_MODEL,
+    "stage.log",
+    "scaleflow.log",
+    ".hydra",
 )
 COMMAND_FILES = {
     "multirun.yaml": ("report.*", "*.svg", "optuna.*", "trials.csv", "optimization_results.yaml"),
@@ -138,21 +142,30 @@ class RunFolder:
     def list_logged_files(self) -> list[tuple[Path, str | None]]:
         """Returns the files to log as artifacts when the run begins or resumes, each with its artifact folder."""
         patterns = (
-            *(
-                "config.yaml",
-                "interpolations.yaml",
-                "overrides.yaml",
-                "environment.txt",
-                "resume-*.yaml",
-                "multirun.yaml",
-            ),
+            "config.yaml",
+            "interpolations.yaml",
+            "overrides.yaml",
+            "environment.txt",
+            "resume-*.yaml",
+            "multirun.yaml",
             *sorted(list_run_files()),
             "provenance/**/*",
         )
-        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
+        paths = [path for path in self._list_matching(patterns) if path.is_file()]
         if self._logs_objects():
             paths += [path for path in self.list_objects() if path.stat().st_size <= MAX_LOGGED_BYTES]
-        return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
+        logged: list[tuple[Path, str | None]] = []
+        for path in paths:
+            is_at_top = path.parent == self.path
+            logged.append((path, None if is_at_top else str(path.parent.relative_to(self.path))))
+        return logged
+
+    def _list_matching(self, patterns: Iterable[str]) -> list[Path]:
+        """Returns the files and folders that match glob patterns, in the order of the patterns."""
+        paths: list[Path] = []
+        for pattern in patterns:
+            paths += sorted(self.path.glob(pattern))
+        return paths
 
     def _logs_objects(self) -> bool:
         """Returns whether data and model files are logged; `tracking.code=false` keeps them out of a store.
@@ -169,7 +182,7 @@ class RunFolder:
 
     def list_objects(self) -> list[Path]:
         """Returns the files with data and models that a program passed to the run, and its initial Keras file."""
-        return [path for pattern in (*OBJECT_FILES, SOURCE_MODEL) for path in sorted(self.path.glob(pattern))]
+        return self._list_matching((*OBJECT_FILES, SOURCE_MODEL))
 
     def source_model(self, suffix: str) -> Path:
         """Returns the path of the copy of the run's initial Keras file. The suffix is, for example, `.keras`."""
@@ -178,7 +191,7 @@ class RunFolder:
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the model summary, the learned state."""
         learned = [self.path / name for name in LEARNED_FILES]
-        return [self.model_summary, *learned, *(path for pattern in PROCESS_FILES for path in self.path.glob(pattern))]
+        return [self.model_summary, *learned, *self._list_matching(PROCESS_FILES)]
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
@@ -197,27 +210,33 @@ class RunFolder:
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
-        locks = self._sweep_lock, self._record_lock
-        return [self.ledger, self.sweep_config, self.manifest, *locks, *self.path.glob("optuna.*")]
+        files = [self.ledger, self.sweep_config, self.manifest, self._sweep_lock, self._record_lock]
+        return [*files, *self.path.glob("optuna.*")]
 
     @property
     def is_begun(self) -> bool:
         """Whether a process of a run, or of a sweep, has written to the folder."""
         marks = (*self.MARKS, *PROCESS_FILES, "stage.log", "optuna.db.lock")
-        return any(True for mark in marks for _ in self.path.glob(mark))
+        return bool(self._list_matching(marks))
 
     def is_own(self, name: str) -> bool:
         """Whether a run writes a file or folder with this name at the top of its folder."""
-        entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
-        patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
+        patterns = [entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)]
+        patterns += [*PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
         patterns += [f"{Path(table).stem}.*" for table in list_run_files()]
+        patterns += self._list_command_patterns(COMMAND_FILES)
         for feature in list_features().values():
             patterns += feature.other_files
-        for files in (COMMAND_FILES, *(feature.command_files for feature in list_features().values())):
-            for mark, more in files.items():
-                if (self.path / mark).exists():
-                    patterns += more
+            patterns += self._list_command_patterns(feature.command_files)
         return any(fnmatch(name, pattern) for pattern in patterns)
+
+    def _list_command_patterns(self, files_of_commands: Mapping[str, Sequence[str]]) -> list[str]:
+        """Returns the patterns of the files of commands that ran here: those whose key, a file, exists."""
+        patterns: list[str] = []
+        for mark, files in files_of_commands.items():
+            if (self.path / mark).exists():
+                patterns += files
+        return patterns
 
     def walk(self) -> Iterator[str]:
         """Yields the relative paths of all files and links in the folder, except those in folders of other runs."""
@@ -226,7 +245,8 @@ class RunFolder:
                 folders.clear()
                 continue
             links = [name for name in folders if Path(base, name).is_symlink()]
-            yield from (os.path.relpath(Path(base, name), self.path) for name in (*names, *links))
+            for name in (*names, *links):
+                yield os.path.relpath(Path(base, name), self.path)
 
     def split_files(self, is_complete: bool = True) -> tuple[list[str], list[str]]:
         """Returns two lists of relative paths: the files that the run wrote, and all others.
@@ -238,27 +258,37 @@ class RunFolder:
         manifest = read_json(self.manifest)
         before = set(manifest.get("before", ()))
         listed = manifest.get("files")
-        late = (self.manifest, self.record, self._write_lock, self._record_lock, self._sweep_lock)
-        known = None if listed is None else {*listed, *(path.name for path in (*late, *self.list_process_files()))}
+        written_last = (self.manifest, self.record, self._write_lock, self._record_lock, self._sweep_lock)
+        last_names = {path.name for path in written_last}
         names = list(self.walk())
-        tops = {top for top in {name.partition(os.sep)[0] for name in names} if self.is_own(top)}
-        first, last = self._find_period(tops) if is_complete and known is None else (0.0, math.inf)
-        always = {path.name for path in late}
-        own = [
-            name
-            for name in names
-            if name.partition(os.sep)[0] in tops
-            and name not in before
-            and (known is None or name in known)
-            and (name in always or first <= read_time(self.path / name) <= last)
-            and not (self.path / name).is_symlink()
-        ]
+        top_names = {name.partition(os.sep)[0] for name in names}
+        own_tops = {top for top in top_names if self.is_own(top)}
+        if listed is not None:
+            process_files = {path.name for path in self.list_process_files()}
+            candidates = {*listed, *last_names, *process_files}
+        else:
+            candidates = set(names)
+        first = 0.0
+        last = math.inf
+        if is_complete and listed is None:
+            first, last = self._find_period(own_tops)
+
+        own = []
+        for name in names:
+            path = self.path / name
+            has_own_name = name.partition(os.sep)[0] in own_tops and name in candidates
+            if not has_own_name or name in before or path.is_symlink():
+                continue
+            if name in last_names or first <= read_time(path) <= last:
+                own.append(name)
         return own, sorted({*names} - {*own})
 
-    def _find_period(self, tops: Iterable[str]) -> tuple[float, float]:
+    def _find_period(self, own_tops: Iterable[str]) -> tuple[float, float]:
         """Returns when the run wrote its first file at the top of the folder, and when it wrote its record."""
-        times = [read_time(path) for top in tops if (path := self.path / top).is_file()]
-        return min(times, default=0.0), read_time(self.record) if self.record.exists() else math.inf
+        files = [self.path / name for name in own_tops if (self.path / name).is_file()]
+        first = min((read_time(path) for path in files), default=0.0)
+        last = read_time(self.record) if self.record.exists() else math.inf
+        return first, last
 
     @contextlib.contextmanager
     def track_files(self) -> Iterator[None]:
@@ -266,13 +296,16 @@ class RunFolder:
 
         Files that existed before do not, unless the manifest of an earlier command lists them.
         """
-        before = self.split_files()[1] if self.manifest.exists() or self.record.exists() else []
+        before: list[str] = []
+        if self.manifest.exists() or self.record.exists():
+            _, before = self.split_files()
         self._write_manifest({"before": before})
         try:
             yield
         finally:
             if self.manifest.exists():  # without a manifest there is no run, and its files are removed
-                self._write_manifest({"before": before, "files": self.split_files(is_complete=False)[0]})
+                own, _ = self.split_files(is_complete=False)
+                self._write_manifest({"before": before, "files": own})
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # if the disk is full, `clean` recognizes the files by their names

@@ -6,7 +6,7 @@ The folders that this command creates are noted, so that a refused command remov
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ def create_folder(folder: Path) -> None:
 def note_missing(folder: Path) -> None:
     """Notes which of a folder and its parents do not exist. Call it just before creating them."""
     with contextlib.suppress(OSError):  # if a folder cannot be read, nothing can be created in it
-        _created.update(path for path in lineage(folder) if not path.exists())
+        for path in lineage(folder):
+            if not path.exists():
+                _created.add(path)
 
 
 def remove_created(folder: Path) -> None:
@@ -45,6 +47,7 @@ def remove_created(folder: Path) -> None:
 
 
 def lineage(folder: Path) -> list[Path]:
+    """Returns a folder and all its parents."""
     absolute = folder.resolve()  # without "..", so that `parents` are the real ones
     return [absolute, *absolute.parents]
 
@@ -76,25 +79,35 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
 
     The folder need not exist. A sweep's folder (`SWEEP_DIR`) may also contain folders of runs.
     """
-    files = RunFolder(folder)
-    names = sorted(set(os.listdir(folder)) - {*ignored}) if folder.is_dir() else []  # noqa: PTH208
-    is_theirs = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).is_ready
-    if not names or is_theirs:  # another check refuses a second run in this folder
+    if not folder.is_dir():
         return
-    own = [name for name in names if files.is_own(name)]
-    others = [name for name in names if name not in own and holds_file(folder / name)]
-    is_known = files.is_begun
-    if key == SWEEP_DIR and all((folder / name).is_dir() for name in others):
-        runs = [name for name in others if holds_run(folder / name)]
-        is_known = is_known or bool(runs)
-        others = [name for name in others if name not in runs]
-    if not is_known:
-        others = [*own, *others]  # list the files that the run would replace first
-    if others:
+    names = sorted(set(os.listdir(folder)) - {*ignored})  # noqa: PTH208
+    files = RunFolder(folder)
+    is_used = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).is_ready
+    if not names or is_used:  # another check refuses a second run in this folder
+        return
+    foreign = list_foreign(files, names, may_hold_runs=key == SWEEP_DIR)
+    if foreign:
         raise ConfigError(
-            f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({join_first(others)}); choose a new "
+            f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({join_first(foreign)}); choose a new "
             "or an empty folder"
         )
+
+
+def list_foreign(files: RunFolder, names: Sequence[str], may_hold_runs: bool) -> list[str]:
+    """Returns the names of a folder that no run has written. Folders without a file do not count.
+
+    If no run has begun in the folder, files with the names of a run's files are foreign and come first, because the run
+    would replace them.
+    """
+    own = [name for name in names if files.is_own(name)]
+    foreign = [name for name in names if name not in own and holds_file(files.path / name)]
+    is_begun = files.is_begun
+    if may_hold_runs and all((files.path / name).is_dir() for name in foreign):
+        runs = [name for name in foreign if holds_run(files.path / name)]
+        is_begun = is_begun or bool(runs)
+        foreign = [name for name in foreign if name not in runs]
+    return foreign if is_begun else [*own, *foreign]
 
 
 def holds_file(path: Path) -> bool:
@@ -103,6 +116,7 @@ def holds_file(path: Path) -> bool:
 
 
 def holds_run(folder: Path) -> bool:
+    """Whether a folder of a run or a sweep is somewhere in a folder."""
     return any(not RunFolder.MARKS.isdisjoint(names) for _, _, names in os.walk(folder))
 
 

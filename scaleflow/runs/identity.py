@@ -19,9 +19,18 @@ from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
 #: Core sections and keys that do not change what a run computes. With other values it is still the same run.
 CORE_IGNORED_KEYS = (
-    *("tracking", "checkpoint", "evaluation", "profiler", "sweep"),
-    *("resume", "resume_data", "resume_code"),
-    *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
+    "tracking",
+    "checkpoint",
+    "evaluation",
+    "profiler",
+    "sweep",
+    "resume",
+    "resume_data",
+    "resume_code",
+    "cluster.max_restarts",
+    "cluster.stall_seconds",
+    "cluster.start_seconds",
+    "debug.inline",
 )
 
 #: Keys in these sections that choose the model that a run tests and exports.
@@ -40,8 +49,11 @@ def is_computed_by(key: str) -> bool:
 
 def list_job_leaves(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config values that decide what a job computes, by their dotted keys."""
-    leaves = flatten_config(config)
-    return {key: value for key, value in leaves.items() if key.startswith(MODEL_KEYS) or is_computed_by(key)}
+    leaves = {}
+    for key, value in flatten_config(config).items():
+        if key.startswith(MODEL_KEYS) or is_computed_by(key):
+            leaves[key] = value
+    return leaves
 
 
 #: The categories of a record, in the order of listed differences.
@@ -75,8 +87,11 @@ class Difference:
     matters: bool = True
 
     def __str__(self) -> str:
-        if self.category in ("code", "data", "packages") and (self.before is None or self.now is None):
-            return f"{self.name} is {'new' if self.before is None else 'gone'}"
+        if self.category in ("code", "data", "packages"):
+            if self.before is None:
+                return f"{self.name} is new"
+            if self.now is None:
+                return f"{self.name} is gone"
         if self.category in ("packages", "machine", "settings") or self.name == COMMIT:
             return f"{self.name} {shorten_setting(self.before or 'none')} -> {shorten_setting(self.now or 'none')}"
         return f"{self.name} changed" if self.before or self.now else self.name
@@ -88,37 +103,67 @@ def shorten_setting(text: str) -> str:
 
 def list_unknown(*states: Provenance) -> list[str]:
     """Returns the categories that are empty in at least one record."""
-    known = [(each.code.version, each.packages, each.data, each.machine) for each in states]
-    return [category for category, *each in zip(CATEGORIES, *known, strict=True) if not all(each)]
+    unknown: set[str] = set()
+    for state in states:
+        contents = {
+            "code": state.code.version,
+            "packages": state.packages,
+            "data": state.data,
+            "machine": state.machine,
+        }
+        unknown.update(category for category, content in contents.items() if not content)
+    return [category for category in CATEGORIES if category in unknown]
 
 
 def compare(before: Provenance, now: Provenance, parts: Iterable[str] = CATEGORIES) -> list[Difference]:
     """Lists differences in some parts: `settings`, `code`, `packages`, `machine`, and `data` or only its `files`."""
-    return [each for part in parts for each in COMPARED[part](before, now)]
+    differences: list[Difference] = []
+    for part in parts:
+        differences += COMPARED[part](before, now)
+    return differences
 
 
 def compare_known(before: Provenance, now: Provenance) -> list[Difference]:
     """Lists the differences in the categories that both records cover."""
-    return compare(before, now, [each for each in CATEGORIES if each not in list_unknown(before, now)])
+    unknown = list_unknown(before, now)
+    return compare(before, now, [category for category in CATEGORIES if category not in unknown])
 
 
 def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
     """Yields the differences in modules, which matter, and in the commit and other files, which do not."""
     first = before.code
     second = now.code
-    for name in sorted({*first.modules, *second.modules}):
-        old, new = (each.modules.get(name, ("", "", "")) for each in (first, second))
-        if old[1] != new[1]:
-            is_same = first.version == second.version and old[0] == new[0]
-            yield Difference("code", name, old[1][:SHOWN] or None, now=new[1][:SHOWN] or None, matters=not is_same)
+    yield from compare_modules(first, second)
     if first.commit != second.commit:
         yield Difference("code", COMMIT, before=first.commit[:SHOWN], now=second.commit[:SHOWN], matters=False)
     elif first.is_kept and second.is_kept:
-        modules = {module[2] for module in (*first.modules.values(), *second.modules.values())}
-        for path in sorted({*first.changed, *second.changed} - modules):
-            states = [each.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN] for each in (first, second)]
-            if states[0] != states[1]:
-                yield Difference("code", path, before=states[0], now=states[1], matters=False)
+        yield from compare_other_files(first, second)
+
+
+def compare_modules(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
+    """Yields the modules whose files differ. They matter unless only comments or the formatting differ."""
+    for name in sorted({*before.modules, *now.modules}):
+        old_code, old_file, _ = before.modules.get(name, ("", "", ""))
+        new_code, new_file, _ = now.modules.get(name, ("", "", ""))
+        if old_file != new_file:
+            is_same_code = before.version == now.version and old_code == new_code
+            yield Difference(
+                "code",
+                name,
+                before=old_file[:SHOWN] or None,
+                now=new_file[:SHOWN] or None,
+                matters=not is_same_code,
+            )
+
+
+def compare_other_files(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
+    """Yields the changed files of the repository that differ and are no modules of the config."""
+    modules = {path for _, _, path in (*before.modules.values(), *now.modules.values())}
+    for path in sorted({*before.changed, *now.changed} - modules):
+        old = before.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN]
+        new = now.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN]
+        if old != new:
+            yield Difference("code", path, before=old, now=new, matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -126,23 +171,31 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 
     If a package is installed for editing, its commit does not matter: its modules are compared as user code.
     """
-    for each in list_value_changes("packages", before.packages, now.packages):
-        versions = [str(value).partition(" ")[0] for value in (each.before, each.now)]
-        is_edited = each.name in before.editable and each.name in now.editable and each.name != "scaleflow"
-        yield replace(each, matters=not is_edited or versions[0] != versions[1])
+    for change in list_value_changes("packages", before.packages, now.packages):
+        old_version = str(change.before).partition(" ")[0]
+        new_version = str(change.now).partition(" ")[0]
+        is_edited = change.name in before.editable and change.name in now.editable and change.name != "scaleflow"
+        yield replace(change, matters=not is_edited or old_version != new_version)
 
 
 def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
     """Yields the data files whose digests differ, if both digests cover the same."""
     if "files" not in before.data or "files" not in now.data:
         return
-    old, new = (
-        {name_data_file(path): str(each[0]) for path, each in state.data["files"].items()} for state in (before, now)
-    )
+    old = read_file_digests(before)
+    new = read_file_digests(now)
     for path in sorted({*old, *new}):
-        covers, digests = zip(*(each.get(path, "").partition(":")[::2] for each in (old, new)), strict=True)
-        if path not in old or path not in new or (digests[0] != digests[1] and covers[0] == covers[1]):
-            yield Difference("data", path, before=digests[0][:SHOWN] or None, now=digests[1][:SHOWN] or None)
+        old_covers, _, old_digest = old.get(path, "").partition(":")
+        new_covers, _, new_digest = new.get(path, "").partition(":")
+        is_in_both = path in old and path in new
+        has_changed = old_digest != new_digest and old_covers == new_covers
+        if has_changed or not is_in_both:
+            yield Difference("data", path, before=old_digest[:SHOWN] or None, now=new_digest[:SHOWN] or None)
+
+
+def read_file_digests(state: Provenance) -> dict[str, str]:
+    """Returns the digest of each data file by the name under which it is compared."""
+    return {name_data_file(path): str(record[0]) for path, record in state.data["files"].items()}
 
 
 def name_data_file(path: str) -> str:
@@ -153,34 +206,53 @@ def name_data_file(path: str) -> str:
 
 def compare_data(before: Provenance, now: Provenance) -> list[Difference]:
     """Returns the differences in the data's files and splits. Where the files are stored does not matter."""
-    splits = list_split_changes(before.data.get("splits", {}), now.data.get("splits", before.data.get("splits", {})))
-    files = compare_files(name_files(before), name_files(now))
-    return [*files, *(Difference("data", text, before="", now="") for text in splits)]
+    differences = list(compare_files(name_files(before), name_files(now)))
+    splits = before.data.get("splits", {})
+    for change in list_split_changes(splits, now.data.get("splits", splits)):
+        differences.append(Difference("data", change, before="", now=""))
+    return differences
 
 
 def name_files(state: Provenance) -> Provenance:
     """Returns a record whose data files are named relative to their common folder."""
     files: Mapping[str, Any] = state.data.get("files", {})
-    shared = os.path.commonpath([os.path.dirname(path) for path in files]) if files else ""  # noqa: PTH120
-    named = {os.path.relpath(path, shared or "."): each for path, each in files.items()}
-    return replace(state, data={**state.data, "files": named}) if files else state
+    if not files:
+        return state
+    shared = os.path.commonpath([os.path.dirname(path) for path in files])  # noqa: PTH120
+    named = {os.path.relpath(path, shared or "."): record for path, record in files.items()}
+    return replace(state, data={**state.data, "files": named})
 
 
 def list_value_changes(category: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    names = (name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name))
-    return [Difference(category, name, before=before.get(name), now=now.get(name)) for name in names]
+    """Returns a difference for each name whose value differs."""
+    differences = []
+    for name in dict.fromkeys((*before, *now)):
+        old = before.get(name)
+        new = now.get(name)
+        if old != new:
+            differences.append(Difference(category, name, before=old, now=new))
+    return differences
+
+
+def compare_settings(before: Provenance, now: Provenance) -> list[Difference]:
+    return list_value_changes("settings", before.settings, now.settings)
+
+
+def compare_machines(before: Provenance, now: Provenance) -> list[Difference]:
+    """Returns the differences in the machines and in the environment variables."""
+    old = {**before.machine, **before.variables}
+    new = {**now.machine, **now.variables}
+    return list_value_changes("machine", old, new)
 
 
 #: The comparison of each part.
 COMPARED: Mapping[str, Callable[[Provenance, Provenance], Iterable[Difference]]] = {
-    "settings": lambda first, second: list_value_changes("settings", first.settings, second.settings),
+    "settings": compare_settings,
     "code": compare_code,
     "packages": compare_packages,
     "data": compare_data,
     "files": compare_files,
-    "machine": lambda first, second: list_value_changes(
-        "machine", {**first.machine, **first.variables}, {**second.machine, **second.variables}
-    ),
+    "machine": compare_machines,
 }
 
 

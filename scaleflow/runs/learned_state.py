@@ -37,10 +37,12 @@ def to_files(state: LearnedState) -> dict[str, bytes]:
 
 def mask_options(record: dict[str, Any]) -> dict[str, Any]:
     """Masks secrets in values from the config. Learned values stay unchanged, because weights depend on them."""
-    preprocessing = {
-        name: {**each, "options": mask_secrets(each["options"])} for name, each in record["preprocessing"].items()
-    }
-    reading = {key: value if key == "learned" else mask_secrets(value, key) for key, value in record["reading"].items()}
+    preprocessing = {}
+    for name, step in record["preprocessing"].items():
+        preprocessing[name] = {**step, "options": mask_secrets(step["options"])}
+    reading = {}
+    for key, value in record["reading"].items():
+        reading[key] = value if key == "learned" else mask_secrets(value, key)
     return {**record, "preprocessing": preprocessing, "reading": reading}
 
 
@@ -55,7 +57,9 @@ def find_learned_state(folder: Path) -> LearnedState | None:
 
     Raises ConfigError if the record cannot be read.
     """
-    return read_learned_state(folder) if (folder / LEARNED_STATE).is_file() else None
+    if not (folder / LEARNED_STATE).is_file():
+        return None
+    return read_learned_state(folder)
 
 
 def read_learned_state(folder: Path) -> LearnedState:
@@ -69,6 +73,7 @@ def read_learned_state(folder: Path) -> LearnedState:
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
+    """Reads the arrays next to a record, as lists by name; empty without the file."""
     if not path.is_file():
         return {}
     import numpy as np
@@ -80,13 +85,15 @@ def read_arrays(path: Path) -> dict[str, Any]:
 def take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     """Returns a JSON value with references to arrays instead of long lists of numbers. Adds the lists to `arrays`."""
     if isinstance(value, Mapping):
-        return {key: take_arrays(each, arrays) for key, each in value.items()}
+        return {key: take_arrays(item, arrays) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    if len(value) > MAX_NUMBERS and all(type(each) is float for each in value):
-        arrays[name := str(len(arrays))] = value
+    is_long = len(value) > MAX_NUMBERS
+    if is_long and all(type(item) is float for item in value):
+        name = str(len(arrays))
+        arrays[name] = value
         return {ARRAY: name}
-    return [take_arrays(each, arrays) for each in value]
+    return [take_arrays(item, arrays) for item in value]
 
 
 def put_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
@@ -94,5 +101,7 @@ def put_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         if list(value) == [ARRAY] and isinstance(value[ARRAY], str):
             return arrays[value[ARRAY]]
-        return {key: put_arrays(each, arrays) for key, each in value.items()}
-    return [put_arrays(each, arrays) for each in value] if isinstance(value, list) else value
+        return {key: put_arrays(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        return [put_arrays(item, arrays) for item in value]
+    return value

@@ -227,7 +227,9 @@ class Run:
     @cached_property
     def resumed_length(self) -> Mapping[str, Any]:
         """The length keys that a resume changed: they differ from `params`."""
-        return self.state.resumed_length if self._tracker is None else parse_length_tags(self.tracked.data.tags)
+        if self._tracker is None:
+            return self.state.resumed_length
+        return parse_length_tags(self.tracked.data.tags)
 
     @cached_property
     def interpolations(self) -> Mapping[KeyPath, str]:
@@ -236,7 +238,9 @@ class Run:
             return read_interpolations(self.files)
         with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
             path = self.download(RunFolder(Path()).interpolations.name, Path(folder))
-            return {} if path is None else load_interpolations(path.read_text(encoding="utf-8", errors="replace"))
+            if path is None:
+                return {}
+            return load_interpolations(path.read_text(encoding="utf-8", errors="replace"))
 
     @cached_property
     def params(self) -> Mapping[str, str]:
@@ -244,7 +248,10 @@ class Run:
         if self._tracker is None:
             return self.state.params
         params = dict(self.tracked.data.params)
-        return params | {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
+        for key, value in list(params.items()):
+            if key.startswith("scaleflow."):
+                params[key.removeprefix("scaleflow.")] = value
+        return params
 
     @cached_property
     def resumed_words(self) -> dict[str, str]:
@@ -252,15 +259,22 @@ class Run:
         words: dict[str, str] = {}
         for number in range(1, 1 + self.files.count_resumes()):
             overrides = OmegaConf.to_container(OmegaConf.load(self.files.resume_overrides(number))) or ()
-            words |= dict(str(word).split("=", 1) for word in overrides if "=" in str(word))
-        return words | {key: json.dumps(value) for key, value in self.resumed_length.items()}
+            for word in overrides:
+                key, is_override, value = str(word).partition("=")
+                if is_override:
+                    words[key] = value
+        for key, length in self.resumed_length.items():
+            words[key] = json.dumps(length)
+        return words
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
         """The params as the store holds them, updated with the values that resume= commands changed."""
-        params = self.state.params if self.is_here else self.params
-        changed = {key: value for key, value in self.resumed_words.items() if key in params}
-        return {to_allowed_key(key): value[:MAX_VALUE] for key, value in {**params, **changed}.items()}
+        params = dict(self.state.params if self.is_here else self.params)
+        for key, value in self.resumed_words.items():
+            if key in params:
+                params[key] = value
+        return {to_allowed_key(key): value[:MAX_VALUE] for key, value in params.items()}
 
     @cached_property
     def points(self) -> Mapping[str, Sequence[tuple[int, float]]]:
@@ -288,7 +302,7 @@ class Run:
         goal = section.get("threshold")
         if isinstance(goal, dict) and goal.get("cost") is not None:
             return [float(cost) for cost in goal["cost"]]
-        costs = [float(section.get(key, 1.0)) for key in ("miss_cost", "alarm_cost")]
+        costs = [float(section.get("miss_cost", 1.0)), float(section.get("alarm_cost", 1.0))]
         return None if costs == [1.0, 1.0] else costs
 
     @cached_property
@@ -301,7 +315,9 @@ class Run:
         """The digests of the data of the run's last training."""
         from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
 
-        return read_split_digests(self.files) if self._tracker is None else read_dataset_inputs(self.tracked)
+        if self._tracker is None:
+            return read_split_digests(self.files)
+        return read_dataset_inputs(self.tracked)
 
     @cached_property
     def states(self) -> Sequence[Provenance]:
@@ -310,24 +326,42 @@ class Run:
         There is at least one state, which is empty if nothing is known.
         """
         states = read_states(self.files) or [Provenance()]
-        if all(each.data for each in states):
+        if all(state.data for state in states):
             return states
         splits = read_split_digests(self.files) if self.is_here else self.splits  # its worker may have died
-        return [each if each.data else replace(each, data={"splits": splits}) for each in states]
+        completed = []
+        for state in states:
+            completed.append(state if state.data else replace(state, data={"splits": splits}))
+        return completed
 
     @cached_property
     def repeats(self) -> Sequence[Mapping[str, float]]:
         """The last metrics of the sweep's jobs that differ from this run at most in the seed, including its own."""
         if not self.is_here:
+            own_params = select_computed(self.params)
             siblings = self.tracker.fetch_siblings()
-            return [numbers for params, numbers in siblings if select_computed(params) == select_computed(self.params)]
-        sweep = Path((self.state.ready and self.state.ready.parent) or "")
-        sweep = self.files.find_moved(sweep, Path(self.record.get("folder") or self.files.path))
-        jobs = {(sweep / each["folder"]).resolve(): each for each in read_json(RunFolder(sweep).ledger).get("jobs", ())}
-        own = jobs.get(self.files.path.resolve())
-        same = [path for path, each in jobs.items() if own and drop_seed(each) == drop_seed(own)]
-        runs = [RunState.read(path) for path in same if not jobs[path]["warms_up"]]
-        return [run.metrics for run in runs if run.status == "FINISHED"]
+            return [metrics for params, metrics in siblings if select_computed(params) == own_params]
+        jobs = self._read_jobs_of_sweep()
+        own_job = jobs.get(self.files.path.resolve())
+        if own_job is None:
+            return []
+        repeats = []
+        for folder, job in jobs.items():
+            is_repeat = drop_seed(job) == drop_seed(own_job) and not job["warms_up"]
+            if is_repeat:
+                state = RunState.read(folder)
+                if state.status == "FINISHED":
+                    repeats.append(state.metrics)
+        return repeats
+
+    def _read_jobs_of_sweep(self) -> dict[Path, Mapping[str, Any]]:
+        """Returns the jobs of the run's sweep, by their folders; empty if the run is no job of a sweep."""
+        parent = (self.state.ready and self.state.ready.parent) or ""
+        sweep = self.files.find_moved(Path(parent), Path(self.record.get("folder") or self.files.path))
+        jobs = {}
+        for job in read_json(RunFolder(sweep).ledger).get("jobs", ()):
+            jobs[(sweep / job["folder"]).resolve()] = job
+        return jobs
 
     @cached_property
     def learned_state(self) -> LearnedState:
@@ -362,22 +396,31 @@ class Run:
         Downloads a file that is neither at its original path nor in the run's folder. Leaves out files whose keys are
         typed, files that cannot be found, and a Keras file of the user that still exists at its path.
         """
-        found: dict[str, Path] = {}
-        for each in list_object_keys(self.config):
-            is_typed = each.section in words.keys or each.path in words.keys
-            if is_typed or (policy.sections is not None and each.section not in policy.sections):
+        paths: dict[str, Path] = {}
+        for object_key in list_object_keys(self.config):
+            is_typed = object_key.section in words.keys or object_key.path in words.keys
+            is_used = policy.sections is None or object_key.section in policy.sections
+            if is_typed or not is_used:
                 continue
-            if Path(each.value).exists() and not leads_out(each.value, words.trusted):
-                if is_object_file(each.name):
-                    found[each.path] = Path(each.value)
+            original = Path(object_key.value)
+            if original.exists() and not leads_out(object_key.value, words.trusted):
+                if is_object_file(object_key.name):
+                    paths[object_key.path] = original
                 continue
-            copied = self.path / each.name
-            is_own = self._tracker is None or RunFolder(self.path).read_record().get("run_id") == self.run_id
-            if is_own and copied.is_file():
-                found[each.path] = copied
-            elif self._tracker is not None and (fetched := self.download(each.name, self._make_temporary_folder())):
-                found[each.path] = fetched
-        return found
+            copy = self._find_copy(object_key.name)
+            if copy is not None:
+                paths[object_key.path] = copy
+        return paths
+
+    def _find_copy(self, name: str) -> Path | None:
+        """Returns a file of the run's folder, or else downloads it from the store; None if there is no such file."""
+        copy = self.path / name
+        is_own_folder = self._tracker is None or RunFolder(self.path).read_record().get("run_id") == self.run_id
+        if is_own_folder and copy.is_file():
+            return copy
+        if self._tracker is None:
+            return None
+        return self.download(name, self._make_temporary_folder())
 
     def _make_temporary_folder(self) -> Path:
         """Makes a folder that is deleted together with this object."""
@@ -388,10 +431,11 @@ class Run:
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:
     """Returns the params that decide what a run computes, without the seed."""
-    return {key: each for key, each in params.items() if key != "seed" and is_computed_by(key)}
+    return {key: value for key, value in params.items() if key != "seed" and is_computed_by(key)}
 
 
 def drop_seed(job: Mapping[str, Any]) -> list[str]:
+    """Returns the overrides of a job, without the seed."""
     return [word for word in job["overrides"] if not word.startswith("seed=")]
 
 

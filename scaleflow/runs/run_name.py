@@ -11,10 +11,10 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import MASK, mask_override, mask_secrets
 
 #: Overrides that are repeated in a run's name, because its other parts do not contain them.
-TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
+NAMED_OVERRIDE = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
 
 #: Maximum length of a value in a run's name, in characters.
-MOST = 24
+MAX_LENGTH = 24
 
 
 def label_overrides(overrides: Sequence[str], config: Mapping[str, Any]) -> str:
@@ -26,12 +26,23 @@ def label_overrides(overrides: Sequence[str], config: Mapping[str, Any]) -> str:
 
     Secrets are left out, and long values are cut.
     """
-    words = [resolve_override(mask_override(word), config) for word in overrides if TOLD_BY_NAME.match(word)]
-    typed = dict(word.lstrip("+").split("=", 1) for word in words)
-    last = Counter(key.rpartition(".")[2] for key in typed)
-    names = {key: leaf if last[leaf := key.rpartition(".")[2]] == 1 else key for key in typed}
-    values = {key: " ".join(value.split()) for key, value in typed.items() if MASK not in value}
-    return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
+    typed = {}
+    for word in overrides:
+        if NAMED_OVERRIDE.match(word):
+            key, _, value = resolve_override(mask_override(word), config).lstrip("+").partition("=")
+            typed[key] = value
+    uses = Counter(key.rpartition(".")[2] for key in typed)  # how many keys have the same last part
+    labels = []
+    for key, value in typed.items():
+        if MASK in value:
+            continue
+        leaf = key.rpartition(".")[2]
+        name = leaf if uses[leaf] == 1 else key
+        text = " ".join(value.split())
+        if len(text) > MAX_LENGTH:
+            text = f"{text[:MAX_LENGTH]}..."
+        labels.append(f"{name}={text}")
+    return " ".join(labels)
 
 
 def resolve_override(override: str, config: Mapping[str, Any]) -> str:
@@ -39,12 +50,12 @@ def resolve_override(override: str, config: Mapping[str, Any]) -> str:
     key, _, value = override.partition("=")
     if "${" not in value:
         return override
-    found: Any = config
+    resolved: Any = config
     for part in key.lstrip("+").split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(resolved, Mapping) or part not in resolved:
             return override
-        found = found[part]
-    return f"{key}={mask_secrets(found)}"
+        resolved = resolved[part]
+    return f"{key}={mask_secrets(resolved)}"
 
 
 #: An interpolation that refers to a key.
@@ -85,7 +96,9 @@ def describe_data_name(plan: Plan) -> str:
     """Returns the user's name for the data: the name of its file or folder, else the name of the dataset."""
     data_dir = plan.dataset.target.arguments.get("data_dir")
     has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
-    return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
+    if isinstance(data_dir, str) and not has_name:
+        return Path(data_dir).name
+    return describe_name(plan)
 
 
 def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
@@ -95,21 +108,20 @@ def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
     """
     if plan.tracking.run_name:
         return f"{plan.tracking.run_name} {label}".rstrip()
-    chosen = plan.choices
-    parts = (*name_data(plan), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
-    words = label.split()
-    return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
+    parts = (*name_data(plan), plan.choices.get("model", "?"), resolved["strategy"], resolved["precision"])
+    labeled = label.split()
+    name = "-".join(part for part in parts if part not in labeled)
+    return f"{label} {name}".strip()
 
 
 def name_data(plan: Plan) -> list[str]:
     """Returns the name of the data's file or folder, and of the target if there is one: `churn.csv`, `churned`."""
-    target = plan.dataset.target.arguments.get("target")
-    names: Sequence[Any] = []
-    if isinstance(target, str):
-        names = [target]
-    elif isinstance(target, list | tuple):
-        names = target
     file = describe_data_name(plan)
     is_copy = file.startswith("data-") and file.endswith(".feather")  # the copy of a DataFrame in the run's folder
     data = describe_name(plan) if is_copy or not file else file
-    return [str(mask_secrets(data)), *(["+".join(map(str, names))[:MOST]] if names else [])]
+    names = [str(mask_secrets(data))]
+    target = plan.dataset.target.arguments.get("target")
+    columns = [target] if isinstance(target, str) else target
+    if isinstance(columns, list | tuple) and columns:
+        names.append("+".join(str(column) for column in columns)[:MAX_LENGTH])
+    return names

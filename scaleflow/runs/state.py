@@ -98,7 +98,8 @@ class RunState:
                 self.ready = self.ready or event
                 self.length = {"epochs": event.epochs, "max_steps": event.steps}
                 self.tags |= event.tags
-                self.is_open = self.is_under_way = True
+                self.is_open = True
+                self.is_under_way = True
                 self.last = None
                 self.fault = ""
                 self.model_step = None
@@ -151,7 +152,9 @@ class RunState:
                 self.waiting = event if isinstance(event, Waiting) else None
 
     def _add_points(self, event: MetricsLogged) -> None:
-        for name, value in event.values.items() if self.has_points else ():
+        if not self.has_points:
+            return
+        for name, value in event.values.items():
             self.curves.setdefault(name, []).append((event.step, value))
 
     @property
@@ -213,10 +216,14 @@ class RunState:
         """
         if self.model_step is None or self.model_step >= self.step:
             return self.metrics
-        until = {
-            name: [value for step, value in points if step <= self.model_step] for name, points in self.curves.items()
-        }
-        return self.metrics | {name: each[-1] for name, each in until.items() if each and not name.startswith("perf/")}
+        metrics = dict(self.metrics)
+        for name, points in self.curves.items():
+            if name.startswith("perf/"):
+                continue
+            for step, value in points:
+                if step <= self.model_step:
+                    metrics[name] = value
+        return metrics
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -248,9 +255,15 @@ class RunState:
         It is empty unless the metric's split is the split of `results`.
         """
         split, _, metric = name.partition("/")
-        values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in list_compared_models()}
-        is_result = next(iter(self.results), "").startswith(f"{split}/")
-        return {model: value for model, value in values.items() if value is not None and is_result}
+        first_result = next(iter(self.results), "")
+        if not first_result.startswith(f"{split}/"):
+            return {}
+        values = {}
+        for model in list_compared_models():
+            value = self.metrics.get(f"{BASELINE}{model}/{metric}")
+            if value is not None:
+                values[model] = value
+        return values
 
     @property
     def fitted_rows(self) -> int:
@@ -267,7 +280,10 @@ class RunState:
 
 def make_length_tags(length: Mapping[str, Any]) -> dict[str, str]:
     """Returns the tags that store the length of a resumed run. The keys of `length` are `training.epochs` and so on."""
-    return {f"{LENGTH_TAG}{key.partition('.')[2]}": json.dumps(value) for key, value in length.items()}
+    tags = {}
+    for key, value in length.items():
+        tags[LENGTH_TAG + key.removeprefix("training.")] = json.dumps(value)
+    return tags
 
 
 def parse_length_tags(tags: Mapping[str, str]) -> dict[str, Any]:
@@ -282,11 +298,12 @@ def parse_length_tags(tags: Mapping[str, str]) -> dict[str, Any]:
 
 def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics without the interval bounds of other metrics."""
-    return {
-        name: value
-        for name, value in values.items()
-        if not (name.endswith(INTERVAL) and name.rpartition("_")[0] in values)
-    }
+    kept = {}
+    for name, value in values.items():
+        is_bound = name.endswith(INTERVAL) and name.rpartition("_")[0] in values
+        if not is_bound:
+            kept[name] = value
+    return kept
 
 
 def is_finished(folder: Path) -> bool:

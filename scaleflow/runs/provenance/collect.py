@@ -18,7 +18,7 @@ from scaleflow.runs.code_digest import VERSION, CodeFile, find_code
 from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.identity import compare, compare_known
-from scaleflow.runs.provenance.git import GONE, make_patch, read_git
+from scaleflow.runs.provenance.git import GONE, make_patch, read_git, sort_by_size
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
 from scaleflow.runs.provenance.record import (
     CodeRecord,
@@ -56,10 +56,12 @@ class LaunchFacts:
 
     @functools.cached_property
     def packages(self) -> dict[str, Package]:
+        """The installed packages by name."""
         return list_packages()
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
+        """The properties of the machine that can change results."""
         return describe_machine()
 
     def read_git(self, code: object = None) -> CodeRecord | None:
@@ -70,6 +72,7 @@ class LaunchFacts:
             return self._git[code]
 
     def read_changes(self, code: object, state: CodeRecord | None) -> GitChanges:
+        """Returns the uncommitted changes; none without a repository. `code` identifies the user's code."""
         with self._lock:
             if code not in self._changes:
                 self._changes[code] = GitChanges() if state is None else collect_changes(state)
@@ -89,19 +92,22 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     git = facts.read_git(key)
     packages = facts.packages
     write_run_tags(spec.folder, make_run_tags(git, packages) | dict(spec.tags))
-    versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
+    versions = {"python": facts.machine["python"]}
+    for package in packages.values():
+        versions[package.name] = package.version
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
     now = collect_launch(spec, facts, code, git=git, changes=changes)
     earlier = read_states(files) if now.resume else []
-    if earlier and not any(each.matters for each in compare_known(earlier[-1], now)):
+    if earlier and not any(difference.matters for difference in compare_known(earlier[-1], now)):
         return
     files.provenance_folder.mkdir(exist_ok=True)
-    left_out = keep_modules(code, files.kept_code(now.resume)) if plan.tracking.code else {}
+    left_out = dict(changes.left_out)
+    if plan.tracking.code:
+        left_out |= keep_modules(code, files.kept_code(now.resume))
     if changes.patch:
         files.changes(now.resume).write_bytes(os.fsencode(changes.patch))
-    files.requirements.write_text("".join(f"{each.requirement}\n" for each in packages.values()))
-    left_out = {**changes.left_out, **left_out}
+    files.requirements.write_text("".join(f"{package.requirement}\n" for package in packages.values()))
     write_launch_state(files, replace(now, code=replace(now.code, left_out=left_out)))
 
 
@@ -119,10 +125,10 @@ def collect_launch(
         changed=changes.digests,
     )
     return Provenance(
-        spec.files.count_resumes() if plan.resume is not None else 0,
-        record,
-        {name: each.identity for name, each in facts.packages.items()},
-        editable={name: each.path for name, each in facts.packages.items() if each.path},
+        resume=spec.files.count_resumes() if plan.resume is not None else 0,
+        code=record,
+        packages={name: package.identity for name, package in facts.packages.items()},
+        editable={name: package.path for name, package in facts.packages.items() if package.path},
         machine=facts.machine,
         variables=list_relevant_variables({**os.environ, **spec.environment}),
         command=str(command_line(sys.orig_argv)),
@@ -133,13 +139,13 @@ def collect_launch(
 
 def describe_module(file: CodeFile, git: CodeRecord | None) -> list[str]:
     """Returns the two digests of a module and its path in the repository; see `CodeRecord`."""
-    path = os.path.realpath(file.path)
-    is_inside = git is not None and Path(path).is_relative_to(os.path.realpath(git.root))
-    return [
-        file.digest,
-        new_digest(file.path.read_bytes()).hexdigest(),
-        os.path.relpath(path, os.path.realpath(git.root)) if git and is_inside else "",
-    ]
+    path_in_repository = ""
+    if git is not None:
+        path = os.path.realpath(file.path)
+        root = os.path.realpath(git.root)
+        if Path(path).is_relative_to(root):
+            path_in_repository = os.path.relpath(path, root)
+    return [file.digest, new_digest(file.path.read_bytes()).hexdigest(), path_in_repository]
 
 
 def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
@@ -149,8 +155,11 @@ def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
     for name, file in sorted(code.items(), key=lambda item: item[1].path.stat().st_size):
         text = mask_code(os.fsdecode(file.path.read_bytes()), name)
         total += len(text)
-        if is_secret_file(name) or total > CODE_BYTES:
-            left_out[name] = "it looks like a secret" if is_secret_file(name) else "the modules are too large"
+        if is_secret_file(name):
+            left_out[name] = "it looks like a secret"
+            continue
+        if total > CODE_BYTES:
+            left_out[name] = "the modules are too large"
             continue
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -170,17 +179,21 @@ def collect_changes(state: CodeRecord) -> GitChanges:
 def digest_changes(state: CodeRecord) -> dict[str, str]:
     """Returns the digests of the smallest changed files, and one digest of the names and sizes of all others."""
     sizes = {}
-    for path, how in ((path, how) for path, how in state.changed.items() if not is_secret_file(path)):
+    for path, change in state.changed.items():
+        if is_secret_file(path):
+            continue
         with contextlib.suppress(OSError):
-            sizes[path] = 0 if how == GONE else os.lstat(f"{state.root}/{path}").st_size
-    small = list[str]()
+            sizes[path] = 0 if change == GONE else os.lstat(f"{state.root}/{path}").st_size
+    small: list[str] = []
     total = 0
-    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+    for path, size in sort_by_size(sizes):
         if len(small) < MAX_NAMED and total + size <= DIGESTED_BYTES:
             small.append(path)
             total += size
-    found = digest_files([str(state.root / path) for path in small])
-    digests = {path: GONE if state.changed[path] == GONE else found.get(str(state.root / path), "") for path in small}
+    digest_of_file = digest_files([str(state.root / path) for path in small])
+    digests = {}
+    for path in small:
+        digests[path] = GONE if state.changed[path] == GONE else digest_of_file.get(str(state.root / path), "")
     others = {path: size for path, size in sizes.items() if path not in digests}
     if others:
         names = new_digest(repr(sorted(others.items())).encode()).hexdigest()
@@ -197,13 +210,18 @@ def read_code(config: Mapping[str, Any], search: Sequence[str]) -> CodeRecord:
 def list_code_changes(plan: Plan, files: RunFolder, resume: int) -> list[str]:
     """Lists the modules that differ from the run's last recorded code before the command with the number `resume`."""
     before = read_last_inputs(files, resume)
-    changes = compare(before, Provenance(code=read_code(plan.config, plan.search)), ("code",)) if before else ()
-    return [str(each) for each in changes if each.matters]
+    if before is None:
+        return []
+    now = Provenance(code=read_code(plan.config, plan.search))
+    return [str(difference) for difference in compare(before, now, ("code",)) if difference.matters]
 
 
 def refuse_changed_code(plan: Plan, files: RunFolder) -> None:
     """Raises ConfigError if code changed since the run was begun, unless `resume_code=changed`."""
-    if plan.resume_code == "same" and (changes := list_code_changes(plan, files, 1 + files.count_resumes())):
+    if plan.resume_code != "same":
+        return
+    changes = list_code_changes(plan, files, 1 + files.count_resumes())
+    if changes:
         raise ConfigError(
             f"resume={plan.resume}: the code is not what the run was trained with: {', '.join(changes)}; restore it, "
             "or add resume_code=changed to continue with it"

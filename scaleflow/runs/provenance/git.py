@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from scaleflow.interfaces.secret_masking import is_secret_file, mask_lines, mask_text
@@ -37,8 +37,15 @@ MAX_NEW = 100_000
 
 #: Options that make git's output independent of the user's configuration, and that keep it from starting programs.
 OPTIONS = (
-    *("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
-    *("-c", "core.quotePath=false", "-c", "color.ui=false"),
+    "--no-optional-locks",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.quotePath=false",
+    "-c",
+    "color.ui=false",
 )
 
 #: Stands for the digest of a file that was deleted since the commit.
@@ -74,26 +81,64 @@ def read_git(folder: Path) -> CodeRecord | None:
     """
     try:
         root = Path(run_git(folder, "rev-parse", "--show-toplevel"))
-        status = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=none")
-        entries = run_git(root, *status, "--untracked-files=normal").split("\0")
+        options = ("--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=none")
+        entries = run_git(root, "status", *options, "--untracked-files=normal").split("\0")
     except (OSError, subprocess.SubprocessError):
         return None
-    heads = dict(entry[2:].split(" ", 1) for entry in entries if entry.startswith("# branch."))
-    commit = heads.get("branch.oid", "(initial)")
-    branch = heads.get("branch.head", "")
-    if commit == "(initial)":
+    status = parse_status(entries)
+    if status.commit == "(initial)":
         return None
-    tracked = [entry.split(" ", 10 if entry[0] == "u" else 8) for entry in entries if entry[:2] in ("1 ", "u ")]
-    new = [entry[2:] for entry in entries if entry.startswith("? ")]
-    branch = "HEAD" if branch == "(detached)" else branch
-    state = CodeRecord(commit=commit, branch=branch, origin=read_origin(root), root=root, is_dirty=bool(tracked))
-    changed = {words[-1]: GONE if "D" in words[1] else "changed" for words in tracked if words[2] == "N..."}
-    changed |= dict.fromkeys(list_new_files(root, new), "new")
-    kept = {path: how for path, how in changed.items() if not is_output(path) and not (root / path).is_dir()}
-    return add_submodules(replace(state, changed=kept), [words[-1] for words in tracked if words[2] != "N..."])
+    changed = dict(status.changed)
+    for path in list_new_files(root, status.new):
+        changed[path] = "new"
+    for path in list(changed):
+        if is_output(path) or (root / path).is_dir():
+            del changed[path]
+    state = CodeRecord(
+        commit=status.commit,
+        branch="HEAD" if status.branch == "(detached)" else status.branch,
+        origin=read_origin(root),
+        changed=changed,
+        root=root,
+        is_dirty=bool(status.changed or status.submodules),
+    )
+    return add_submodules(state, status.submodules)
+
+
+@dataclass
+class GitStatus:
+    """The output of `git status`."""
+
+    commit: str = "(initial)"  # the id of the commit; `(initial)` without a commit
+    branch: str = ""  # the name of the branch, or `(detached)`
+    changed: dict[str, str] = field(
+        default_factory=dict
+    )  # tracked files that differ from the commit: `changed`, `gone`
+    submodules: list[str] = field(default_factory=list)  # paths of submodules that differ from the commit
+    new: list[str] = field(default_factory=list)  # untracked files, and folders, which end with `/`
+
+
+def parse_status(entries: Sequence[str]) -> GitStatus:
+    """Parses the entries of `git status --porcelain=v2 --branch`."""
+    status = GitStatus()
+    for entry in entries:
+        if entry.startswith("# branch.oid "):
+            status.commit = entry.removeprefix("# branch.oid ")
+        elif entry.startswith("# branch.head "):
+            status.branch = entry.removeprefix("# branch.head ")
+        elif entry.startswith("? "):
+            status.new.append(entry[2:])
+        elif entry.startswith(("1 ", "u ")):  # changed, or unmerged, which has two more fields
+            _, state, submodule, *_, path = entry.split(" ", 10 if entry[0] == "u" else 8)
+            if submodule != "N...":
+                status.submodules.append(path)
+            else:
+                status.changed[path] = GONE if "D" in state else "changed"
+    return status
 
 
 def read_origin(root: Path) -> str:
+    """Returns the address of the remote `origin` with credentials masked; "" without it."""
     try:
         return mask_text(run_git(root, "config", "--get", "remote.origin.url"))
     except (OSError, subprocess.SubprocessError):
@@ -103,12 +148,16 @@ def read_origin(root: Path) -> str:
 def add_submodules(state: CodeRecord, paths: Sequence[str]) -> CodeRecord:
     """Adds the commits and the changed files of submodules."""
     changed = dict(state.changed)
-    commits = dict[str, str]()
+    commits: dict[str, str] = {}
     for path in paths:
         inner = read_git(state.root / path)
-        if inner and inner.root != state.root:
-            commits |= {path: inner.commit, **{f"{path}/{name}": each for name, each in inner.submodules.items()}}
-            changed |= {f"{path}/{name}": how for name, how in inner.changed.items()}
+        if inner is None or inner.root == state.root:
+            continue
+        commits[path] = inner.commit
+        for name, commit in inner.submodules.items():
+            commits[f"{path}/{name}"] = commit
+        for name, change in inner.changed.items():
+            changed[f"{path}/{name}"] = change
     return replace(state, changed=changed, submodules=commits)
 
 
@@ -120,8 +169,9 @@ def is_path_within(path: str) -> bool:
 
 def is_output(path: str) -> bool:
     """Whether runs or Python wrote a file: the tracking store and its artifacts, compiled modules."""
-    is_code = path.endswith(".py")
-    return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
+    if path.endswith(NO_DATA_SUFFIXES) and not path.endswith(".py"):
+        return True
+    return not set(NO_DATA).isdisjoint(path.split("/"))
 
 
 def list_changes_since(state: CodeRecord, commit: str) -> dict[str, str] | None:
@@ -132,49 +182,68 @@ def list_changes_since(state: CodeRecord, commit: str) -> dict[str, str] | None:
         names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {name: "changed" for name in names if name and not is_output(name)} | dict(state.changed)
+    changes = {name: "changed" for name in names if name and not is_output(name)}
+    return {**changes, **state.changed}
 
 
 def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
-    """Yields the new files in git's status entries. Entries that end with `/` are folders, without ignored files and
-    runs.
+    """Yields the new files in git's status entries. An entry that ends with `/` is a folder.
+
+    Files in a folder that git ignores, and folders of runs, are left out.
     """
-    yield from (entry for entry in entries if not entry.endswith("/"))
-    found: list[str] = []
-    for folder in (entry for entry in entries if entry.endswith("/")):
-        for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
-            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository, or an environment
-                folders.clear()
-                continue
-            folders[:] = [name for name in folders if name not in NO_DATA]
-            found += (os.path.relpath(os.path.join(base, name), root) for name in names)  # noqa: PTH118
-            if len(found) > MAX_NEW:
-                break
-    if found:
+    files: list[str] = []
+    for entry in entries:
+        if entry.endswith("/"):
+            files += list_files_below(root, entry, limit=MAX_NEW - len(files))
+        else:
+            yield entry
+    if files:
         try:
-            ignored = run_git(root, "check-ignore", "--no-index", "-z", "--stdin", text="\0".join(found)).split("\0")
+            ignored = run_git(root, "check-ignore", "--no-index", "-z", "--stdin", text="\0".join(files)).split("\0")
         except subprocess.CalledProcessError:  # git ignores none of them
             ignored = []
-        yield from sorted(set(found) - set(ignored))
+        yield from sorted(set(files) - set(ignored))
+
+
+def list_files_below(root: Path, folder: str, limit: int) -> list[str]:
+    """Returns files in a folder of a repository, relative to `root`. It stops after the subfolder that exceeds `limit`.
+
+    Other repositories and environments in the folder are left out.
+    """
+    files: list[str] = []
+    for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
+        if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository, or an environment
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in NO_DATA]
+        files += [os.path.relpath(os.path.join(base, name), root) for name in names]  # noqa: PTH118
+        if len(files) > limit:
+            break
+    return files
 
 
 def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
     """Chooses the files of the patch, small ones first. Returns them, and the reason for each file that is left out."""
     sizes = {}
     left_out = {}
-    for path in (path for path, how in state.changed.items() if how != GONE):
+    for path, change in state.changed.items():
+        if change == GONE:
+            continue
         try:
-            sizes[path] = os.lstat(f"{state.root}/{path}").st_size
+            size = os.lstat(f"{state.root}/{path}").st_size
         except OSError:
             continue  # it is gone by now
-    chosen = list[str]()
+        if is_secret_file(path):
+            left_out[path] = "it looks like a secret"
+        else:
+            sizes[path] = size
+    chosen: list[str] = []
     total = 0
-    for path in filter(is_secret_file, list(sizes)):
-        left_out[path] = "it looks like a secret"
-        del sizes[path]
-    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-        if size > FILE_BYTES or total + size > INPUT_BYTES or len(chosen) == MAX_PATCHED:
-            left_out[path] = "too large" if size > FILE_BYTES else "the changes are too large"
+    for path, size in sort_by_size(sizes):
+        if size > FILE_BYTES:
+            left_out[path] = "too large"
+        elif total + size > INPUT_BYTES or len(chosen) == MAX_PATCHED:
+            left_out[path] = "the changes are too large"
         else:
             chosen.append(path)
             total += size
@@ -185,6 +254,11 @@ def choose_patched(state: CodeRecord) -> tuple[list[str], dict[str, str]]:
     return chosen, left_out
 
 
+def sort_by_size(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Returns paths with their sizes, small ones first, and those of one size by name."""
+    return sorted(sizes.items(), key=lambda item: (item[1], item[0]))
+
+
 def make_patch(state: CodeRecord) -> tuple[str, dict[str, str]]:
     """Returns a patch from the commit to the changed and new files, and the reason for each file that is left out.
 
@@ -192,13 +266,13 @@ def make_patch(state: CodeRecord) -> tuple[str, dict[str, str]]:
     """
     chosen, left_out = choose_patched(state)
     sections: list[str] = []
-    for root, prefix in [(state.root, ""), *((state.root / path, f"{path}/") for path in state.submodules)]:
-        inner = [path for path in state.submodules if path.startswith(prefix) and path != prefix.rstrip("/")]
-        nested = tuple(f"{path}/" for path in inner)
+    for prefix in ["", *(f"{path}/" for path in state.submodules)]:
+        nested = tuple(f"{path}/" for path in state.submodules if f"{path}/" != prefix and path.startswith(prefix))
         own = [path for path in chosen if path.startswith(prefix) and not path.startswith(nested)]
         if own:
-            new = [path[len(prefix) :] for path in own if state.changed[path] == "new"]
-            sections += diff_files(root, [path[len(prefix) :] for path in own], new, prefix=prefix)
+            names = [path.removeprefix(prefix) for path in own]
+            new = [path.removeprefix(prefix) for path in own if state.changed[path] == "new"]
+            sections += diff_files(state.root / prefix, names, new, prefix=prefix)
     patch = ""
     for section in sections:
         path = find_patched_path(section)
@@ -219,12 +293,12 @@ def diff_files(root: Path, paths: Sequence[str], new: Sequence[str], prefix: str
         # The copy keeps the index's time: git rereads files that are not older, since they may have changed in the same
         # second.
         shutil.copy2(Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index"), index)
-        there = {"GIT_INDEX_FILE": str(index), "GIT_LITERAL_PATHSPECS": "1"}
+        variables = {"GIT_INDEX_FILE": str(index), "GIT_LITERAL_PATHSPECS": "1"}
         if new:
-            run_git(root, "add", "--intent-to-add", "--", *new, environment=there)
+            run_git(root, "add", "--intent-to-add", "--", *new, environment=variables)
         form = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index", "--ignore-submodules")
         names = (f"--src-prefix=a/{prefix}", f"--dst-prefix=b/{prefix}")
-        text = run_git(root, "diff", *form, *names, "HEAD", "--", *paths, environment=there)
+        text = run_git(root, "diff", *form, *names, "HEAD", "--", *paths, environment=variables)
     return split_patch(f"{text}\n")
 
 
@@ -236,7 +310,9 @@ def split_patch(patch: str) -> list[str]:
 def find_patched_path(section: str) -> str:
     """Returns the file path of a section, whose first line is `diff --git a/PATH b/PATH`."""
     names = section.partition("\n")[0].removeprefix("diff --git ")
-    return names[2 : len(names) // 2] if names[:2] == "a/" else names.strip('"').partition('" "b/')[2]
+    if names.startswith("a/"):
+        return names[2 : len(names) // 2]  # both halves are the same path
+    return names.strip('"').partition('" "b/')[2]  # git quotes a path with special characters
 
 
 def mask_section(section: str, path: str) -> str:
@@ -245,8 +321,9 @@ def mask_section(section: str, path: str) -> str:
     if not at:  # an empty file, or a change of the file mode
         return section
     lines = f"{at[1:]}{body}".split("\n")
-    content = [index for index, line in enumerate(lines) if line[:1] in (" ", "+", "-")]
-    for index, masked in zip(content, mask_lines([lines[index][1:] for index in content], path), strict=True):
+    indices = [index for index, line in enumerate(lines) if line[:1] in (" ", "+", "-")]
+    masked_lines = mask_lines([lines[index][1:] for index in indices], path)
+    for index, masked in zip(indices, masked_lines, strict=True):
         lines[index] = lines[index][0] + masked
     # The text after the second @@ is a line of the file, so it is removed.
     hunks = [re.sub(r"^(@@ .*? @@).*", r"\1", line) for line in lines]

@@ -51,27 +51,32 @@ class Package:
     @property
     def identity(self) -> str:
         """The version, with the commit if there is one."""
-        return f"{self.version} ({self.source.rpartition('@')[2][:12]})" if self.source else self.version
+        if not self.source:
+            return self.version
+        commit = self.source.rpartition("@")[2]
+        return f"{self.version} ({commit[:12]})"
 
     @property
     def requirement(self) -> str:
         """A line of a requirements file; it is a comment if the package exists only in a local folder."""
         if "+" in self.source:
             return f"{self.name} @ {self.source}"
-        return f"# {self.name}=={self.identity} is in {self.path}" if self.path else f"{self.name}=={self.version}"
+        if self.path:
+            return f"# {self.name}=={self.identity} is in {self.path}"
+        return f"{self.name}=={self.version}"
 
 
 def list_packages() -> dict[str, Package]:
     """Returns the installed packages by name, sorted. If a name occurs twice, the one that Python imports counts."""
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):
             for name in os.listdir(folder or "."):  # noqa: PTH208  (twice as fast as Path)
                 if name.endswith((".dist-info", ".egg-info")):
                     package = read_package(Path(folder or ".", name))
                     if package is not None:
-                        found.setdefault(package.name, package)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+                        packages.setdefault(package.name, package)
+    return dict(sorted(packages.items(), key=lambda item: item[0].lower()))
 
 
 def read_package(info: Path) -> Package | None:
@@ -106,12 +111,15 @@ def describe_origin(origin: Mapping[str, Any]) -> tuple[str, str]:
     except (OSError, subprocess.SubprocessError):
         return "", str(folder)
     remote = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", read_origin(folder))
-    return (f"git+{remote}@{commit}" if "://" in remote else commit), str(folder)
+    source = f"git+{remote}@{commit}" if "://" in remote else commit
+    return source, str(folder)
 
 
 def count_cores() -> int:
     """Counts the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, str]:
@@ -135,7 +143,8 @@ def describe_machine() -> dict[str, str]:
         visible = visible_gpus()
         used = [row for row in rows if row[0] in visible] or rows[: len(visible)]
         if used:
-            facts |= {"GPUs": ", ".join(row[1] for row in used), "GPU driver": used[0][2]}
+            facts["GPUs"] = ", ".join(row[1] for row in used)
+            facts["GPU driver"] = used[0][2]
     with contextlib.suppress(OSError, ValueError, KeyError):
         facts["CUDA"] = str(json.loads(Path("/usr/local/cuda/version.json").read_bytes())["cuda"]["version"])
     return facts

@@ -84,7 +84,10 @@ class Provenance:
 def write_launch_state(files: RunFolder, state: Provenance) -> None:
     """Adds the launcher's state when a command begins."""
     values = asdict(state)
-    del values["data"], values["settings"], values["code"]["root"], values["code"]["is_dirty"]
+    del values["data"]
+    del values["settings"]
+    del values["code"]["root"]
+    del values["code"]["is_dirty"]
     append_state(files.provenance_record, values)
 
 
@@ -103,9 +106,11 @@ def remove_launch_state(files: RunFolder, resume: int) -> None:
 
 
 def append_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Adds a state to a record. It replaces the states of the same command and of later ones."""
     path.parent.mkdir(exist_ok=True)
-    states = [each for each in read_json(path).get("states", []) if each["resume"] < state["resume"]]
-    write_states(path, [*states, state])
+    states = read_json(path).get("states", [])
+    earlier = [other for other in states if other["resume"] < state["resume"]]
+    write_states(path, [*earlier, state])
 
 
 def write_states(path: Path, states: Sequence[Mapping[str, Any]]) -> None:
@@ -118,17 +123,19 @@ def read_states(files: RunFolder) -> list[Provenance]:
     Raises ConfigError if the record cannot be read or its format is newer.
     """
     try:
-        launched, read = (load_states(path) for path in (files.provenance_record, files.data_record))
-        data = {each["resume"]: {key: each[key] for key in each if key != "resume"} for each in read}
-        states = {each["resume"]: parse_state(each) for each in launched}
+        launcher_states = {values["resume"]: parse_state(values) for values in load_states(files.provenance_record)}
+        data = {values.pop("resume"): values for values in load_states(files.data_record)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{files.provenance_folder}: this record of a run cannot be read: {error}") from error
-    found: list[Provenance] = []
-    for number in sorted({*states, *data} if states else ()):
-        before = found[-1] if found else states[min(states)]
-        state = states.get(number, before)
-        found.append(replace(state, resume=number, data=data.get(number, before.data)))
-    return found
+    if not launcher_states:
+        return []
+    states: list[Provenance] = []
+    before = launcher_states[min(launcher_states)]
+    for number in sorted({*launcher_states, *data}):
+        state = launcher_states.get(number, before)
+        before = replace(state, resume=number, data=data.get(number, before.data))
+        states.append(before)
+    return states
 
 
 def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance | None:
@@ -136,8 +143,11 @@ def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance 
 
     Its commit is empty.
     """
-    states = [each for each in read_states(files) if resume is None or each.resume < resume]
-    return replace(states[-1], code=replace(states[-1].code, commit="")) if states else None
+    states = [state for state in read_states(files) if resume is None or state.resume < resume]
+    if not states:
+        return None
+    last = states[-1]
+    return replace(last, code=replace(last.code, commit=""))
 
 
 def read_data_files(files: RunFolder) -> Mapping[str, Sequence[Any]]:
@@ -147,6 +157,7 @@ def read_data_files(files: RunFolder) -> Mapping[str, Sequence[Any]]:
 
 
 def load_states(path: Path) -> list[dict[str, Any]]:
+    """Reads the states in a file of a record. Raises ValueError if its format is newer."""
     content = read_json(path)
     if content.get("format", 0) > FORMAT:
         raise ValueError(f"it has the format {content['format']}, and this version reads up to {FORMAT}")

@@ -30,7 +30,7 @@ INSIDE = "SCALEFLOW_RUN_FOLDER"
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 
 #: Longer command lines are cut, in characters.
-LONGEST = 4000
+MAX_LINE = 4000
 
 
 def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> dict[str, str]:
@@ -44,7 +44,10 @@ def make_run_tags(state: CodeRecord | None, packages: Mapping[str, Package]) -> 
     if script:
         tags["mlflow.source.name"] = script
     tags["scaleflow.version.python"] = sys.version.split()[0]
-    return tags | {f"scaleflow.version.{name}": packages[name].version for name in PACKAGES if name in packages}
+    for name in PACKAGES:
+        if name in packages:
+            tags[f"scaleflow.version.{name}"] = packages[name].version
+    return tags
 
 
 def write_run_tags(folder: Path, tags: Mapping[str, str]) -> None:
@@ -83,7 +86,8 @@ class RunContext:
 
     def tags(self) -> dict[str, str]:
         folder = Path(os.environ[INSIDE])
-        tags = {key: value for key, value in read_run_tags(folder).items() if key != "mlflow.parentRunId"}
+        tags = read_run_tags(folder)
+        tags.pop("mlflow.parentRunId", None)
         return {**tags, "scaleflow.inside": str(folder)}
 
 
@@ -91,25 +95,36 @@ def make_git_tags(state: CodeRecord | None) -> dict[str, str]:
     """Returns the commit, the branch, the origin, and whether tracked files differ; empty without git."""
     if state is None:
         return {}
-    facts = {"commit": state.commit, "branch": state.branch, "repoURL": state.origin}
-    facts["dirty"] = str(state.is_dirty).lower()
-    return {f"mlflow.source.git.{key}": value for key, value in facts.items() if value}
+    facts = {
+        "mlflow.source.git.commit": state.commit,
+        "mlflow.source.git.branch": state.branch,
+        "mlflow.source.git.repoURL": state.origin,
+        "mlflow.source.git.dirty": str(state.is_dirty).lower(),
+    }
+    return {tag: value for tag, value in facts.items() if value}
 
 
 def find_script(words: Sequence[str]) -> str | None:
     """Returns the script that this process runs, as typed; None for a module (-m), code (-c) or a notebook."""
-    script = next((word for word in words[1:] if not word.startswith("-")), "")
-    return script if script.endswith(".py") and not {"-m", "-c"} & set(words[1 : words.index(script)]) else None
+    for word in words[1:]:
+        if word in ("-m", "-c"):
+            return None
+        if not word.startswith("-"):
+            return word if word.endswith(".py") else None
+    return None
 
 
 def command_line(words: Sequence[str]) -> str:
     """Returns a command line that the user can type again, with secrets masked."""
     if is_console_script(words):
         words = ["scaleflow", *words[2:]]
-    masked = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
+    if not words:
+        return ""
+    masked = [Path(words[0]).name]
+    masked += [mask_word(word) for word in words[1:]]
     if "-c" in words:  # code can contain any secret
         masked = [*masked[: words.index("-c") + 1], "..."]
-    return shlex.join(masked)[:LONGEST]
+    return shlex.join(masked)[:MAX_LINE]
 
 
 def mask_word(word: str) -> str:
