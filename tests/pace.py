@@ -61,3 +61,21 @@ class Stuck(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         time.sleep(600)
+
+
+class Meet(keras.callbacks.Callback):
+    """Waits, before training, until files of other runs exist.
+
+    Args:
+        patterns: of the files, each of which has to match one, from the folder where the run was started.
+    """
+
+    def __init__(self, patterns: list[str]) -> None:
+        super().__init__()
+        self._patterns = patterns
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        deadline = time.monotonic() + 240
+        while not all(any(Path().glob(pattern)) for pattern in self._patterns):
+            assert time.monotonic() < deadline, f"waited in vain for {self._patterns}"
+            time.sleep(0.05)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -319,11 +318,11 @@ def test_a_storage_that_does_not_fit_is_refused(ours: Any, capsys: pytest.Captur
 
 
 def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:
-    """A command whose jobs do not train, and take half a second each."""
+    """A command whose jobs do not train. The first ends when the other command has a job, too."""
 
     def measure(plan: Any) -> dict[str, float]:
-        wait_for(lambda: all((folder / each / "multirun.yaml").exists() for each in "ab"))  # the other one has begun
-        time.sleep(0.5)
+        (folder / name / "begun").touch()
+        wait_for(lambda: all((folder / each / "begun").exists() for each in "ab"))
         return {"val/loss": float(plan.seed)}
 
     os.chdir(folder)
@@ -363,6 +362,7 @@ def test_two_commands_that_train_share_one_study(command: Command) -> None:
     small = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=64", "dataset.validation=null")
     words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "sweep.metric=test/loss")
     words += ("tracking=none", "checkpoint=none", "evaluation=none", "model.units=[4]")
+    words += ("training.callbacks=[{_target_: tests.pace.Meet, patterns: [a/*/events.jsonl, b/*/events.jsonl]}]",)
     shared = f"sqlite:///{command.folder / 'shared'}"
     words += ("seed=int(interval(0,1000000))", f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}") for name in "ab"]

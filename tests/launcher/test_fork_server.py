@@ -24,7 +24,7 @@ def test_a_worker_that_can_not_read_its_job_ends_with_its_reason_in_its_log(tmp_
     log = tmp_path / "worker.log"
     process = ForkedProcess(server(), log, {**os.environ, "ONLY": "here"})
     process.send(b"no job\n")
-    process.wait(60)
+    process.wait(240)
     process.close()
     assert process.returncode == 1
     assert process.pid > 0
@@ -47,7 +47,7 @@ def test_workers_that_end_together_are_all_told(tmp_path: Path) -> None:
         process.kill()
     processes[0].send(b"no job\n")
     for process in processes:
-        process.wait(60)
+        process.wait(240)
         process.close()
     assert [process.returncode for process in processes] == [1, *[-signal.SIGKILL] * 3]
 

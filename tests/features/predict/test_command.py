@@ -329,8 +329,8 @@ def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, iso
 
 @pytest.mark.slow
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
-    rows, size = 3000, 50
-    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=700)
+    rows, size = 20_000, 200
+    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=4700)
     output = trained.folder / "stopped"
     same = (trained.sizes, "--input", "many.parquet", "--output", "stopped/", "--shard-rows", str(size))
     finished: dict[Path, int] = {}
