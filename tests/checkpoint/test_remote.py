@@ -222,7 +222,7 @@ def lose_the_store(environment: Mapping[str, str], folder: Path) -> dict[str, An
     relay, heard = Relay(environment), Recorder()
     os.environ.update(relay.environment)
     address = "s3://away/run"
-    manager = make_manager(address, folder / "local", heard, write_seconds=3.0)
+    manager = make_manager(address, folder / "local", heard)
     manager.check_writable()
     manager.save(make_snapshot(1))
     manager.wait()
@@ -231,6 +231,8 @@ def lose_the_store(environment: Mapping[str, str], folder: Path) -> dict[str, An
     for step in (2, 3, 4):
         manager.save(make_snapshot(step))
         manager.wait()  # the local folder has it
+    wait_for(lambda: heard.notes)
+    manager._options = Checkpoint(folder=address, write_seconds=3.0)
     manager.finish()
     make_manager(address, folder / "local", heard, write_seconds=7.0, writes=False).finish()
     found: dict[str, Any] = {"without": [*heard.notes], "waits": heard.waits[-3:]}
