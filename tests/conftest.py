@@ -37,6 +37,7 @@ from tests.processes import (
     call,
     empty_store_of,
     remember_configs,
+    remember_entry_points,
     run_server,
     server,
 )
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
     keep_config_files()
     remember_configs()
+    remember_entry_points()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())
 

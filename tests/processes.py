@@ -28,6 +28,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn, TextIO
@@ -415,6 +416,7 @@ def serve() -> None:
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     remember_configs()
+    remember_entry_points()
     import_all()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
@@ -461,10 +463,45 @@ def remember_configs() -> None:
         return DefaultsList(made.defaults, made.defaults_tree, own.config_overrides, made.overrides)
 
     def compose_config(loader: Any, defaults: Any, repo: Any) -> Any:
-        return copy.deepcopy(remember(repr(defaults), lambda: merge(loader, defaults, repo), repo.get_sources()))
+        make = functools.partial(merge, loader, defaults, repo)
+        return pickle.loads(remember(repr(defaults), lambda: pickle.dumps(make()), repo.get_sources()))
+
+    def keep_repository(caching: Any, repo: Any) -> None:
+        """Hydra copies the repository with all that its sources know, and then only replaces the list of sources."""
+        caching.delegate = copy.copy(repo)
+        caching.cache = {}
 
     config_loader_impl.create_defaults_list = create_defaults_list
     loader_class._compose_config_from_defaults_list = compose_config
+    config_loader_impl.CachingConfigRepository.__init__ = keep_repository
+
+
+def remember_entry_points() -> None:
+    """Lets a process and its forks read the entry points of each folder of packages once, until the folder changes.
+
+    Hydra asks for them each time that it composes a config.
+    """
+    from hydra_plugins.scaleflow import search_path
+
+    known: dict[tuple[str, int], dict[str, Sequence[Any]]] = {}
+
+    def find_entry_points(group: str) -> Any:
+        found: dict[str, Sequence[Any]] = {}
+        for path in sys.path:
+            key = path, modification_time(path or os.curdir)
+            if key not in known:
+                known[key] = {each.name: each.entry_points for each in metadata.distributions(path=[path])}
+            found = {**known[key], **found}  # Python takes the first package of a name
+        return metadata.EntryPoints(point for points in found.values() for point in points).select(group=group)
+
+    search_path.entry_points = find_entry_points  # type: ignore[assignment]
+
+
+def modification_time(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def use_empty_store(path: Path) -> None:
