@@ -187,7 +187,7 @@ def test_a_run_that_has_to_stop_ends_the_process_and_keeps_the_rows_for_a_resume
 
 def test_a_process_that_is_killed_leaves_a_note_and_no_rows(tmp_path: Path) -> None:
     files, events, others = BaselineFiles(tmp_path), list[Event](), list_children()
-    draw(0).save(files.rows)
+    os.mkfifo(files.rows)  # nobody writes, so that the process reads until it is killed
     run = make_run(tmp_path, events)
     with ready(run) as made:
         (child,) = list_children() - others
