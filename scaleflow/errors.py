@@ -5,8 +5,7 @@
     │   ├── StoreUnreachable    the tracking store does not answer
     │   ├── RunMissing          the tracking store has no such run, or has it in its trash
     │   │   └── RunDeleted      the run is in its trash
-    │   ├── FolderBusy          another process works in the run's folder (`runs/folder.py`)
-    │   └── ActorUnanswered     a Ray actor, or its machine, does not answer (`launcher/processes/ray_host.py`)
+    │   └── FolderBusy          another process works in the run's folder (`runs/folder.py`)
     └── RunError                a run began and could not finish: exit code 1, status FAILED
         ├── NotFinite           the loss or the weights became NaN or infinite
         ├── RunFailed           raised by `scaleflow.run`, with the run's id, folder and metrics (`api.py`)

@@ -3,9 +3,8 @@
     scaleflow project main strategy=auto ... --overrides 'a=1 b=2'
     scaleflow project sweep ...
     scaleflow project evaluate RUN_ID ...
-    scaleflow project pipeline NAME ...
 
-main, sweep, evaluate and pipeline stand for scaleflow, scaleflow -m, scaleflow evaluate and scaleflow pipeline.
+main and sweep stand for scaleflow and scaleflow -m. Any other word is the name of a command.
 MLflow passes every parameter, also those that the user did not set. Options that equal the defaults are dropped,
 because an explicit option would take precedence over a recipe (-P experiment=...).
 """
@@ -18,17 +17,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.commands.frame import run_command
+from scaleflow.commands.table import list_commands
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.features import list_features
 from scaleflow.launcher.command_exit import Outcome
 
-#: The command of each entry point, after `python -m`.
-ENTRY_POINTS: Mapping[str, Sequence[str]] = {
-    "main": ("scaleflow",),
-    "sweep": ("scaleflow", "-m"),
-    "evaluate": ("scaleflow", "evaluate"),
-    "pipeline": ("scaleflow", "pipeline"),
-}
+#: The entry points without a command: the words that they stand for, after `python -m scaleflow`.
+ENTRY_POINTS: Mapping[str, Sequence[str]] = {"main": (), "sweep": ("-m",)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,13 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(words[:1]):
         print(__doc__)
         return 0
-    if words and words[0] in ENTRY_POINTS:
-        os.execv(sys.executable, [sys.executable, "-m", *ENTRY_POINTS[words[0]], *drop_empty_words(words[1:])])
+    name = words[0] if words else ""
+    if name in ENTRY_POINTS or name in list_commands():
+        command = ENTRY_POINTS.get(name, (name,))
+        os.execv(sys.executable, [sys.executable, "-m", "scaleflow", *command, *drop_empty_words(words[1:])])
     return run_command(refuse_entry_point, words)
 
 
 def refuse_entry_point(words: Sequence[str]) -> Outcome:
-    raise ConfigError(f"{' '.join(words[:1])}: expected one of {', '.join(ENTRY_POINTS)} as the first argument")
+    raise ConfigError(f"{' '.join(words[:1])}: expected {', '.join(ENTRY_POINTS)} or a command as the first argument")
 
 
 def drop_empty_words(words: Sequence[str]) -> list[str]:

@@ -28,9 +28,5 @@ TRAIN = Policy()
 #: A plan that is only inspected.
 LOOK = Policy(looks_outside=False)
 
-#: Commands about a trained model.
+#: The evaluation of a trained model. Commands of features have policies of their own.
 EVALUATE = Policy(DATA, "evaluations")
-COMPARE = Policy((*DATA, "evaluation"), "evaluations")
-
-CHECK = Policy(work="data checks")
-PREDICT = Policy(work="predictions")

@@ -170,7 +170,6 @@ OPTIONS = {
     ),
     "tracking": invert({"tracking=none": "false off no disabled", "tracking=mlflow": "true on yes local sqlite"}),
     "profiler": invert({"profiler=trace": "true on yes tensorboard simple xprof"}),
-    "cluster": invert({"cluster=kubernetes": "k8s kube", "cluster=slurm": "sbatch srun"}),
     "debug": invert({"debug=none": "false off no", "debug=eager": "runeagerly", "debug=inline": "true on yes pdb"}),
 }
 
@@ -283,7 +282,7 @@ def translate_key(key: str, value: str) -> str:
     meant = KEYS.get(leaf) or list_key_names().get(leaf, "")
     word = meant.format(value.strip("[]") if "[{}]" in meant else value or "VALUE")
     group, _, option = word.partition("=")
-    word = OPTIONS.get(group, {}).get(simplify(option), word)
+    word = list_option_names(group).get(simplify(option), word)
     return "" if group == key else word
 
 
@@ -294,6 +293,16 @@ def list_key_names() -> Mapping[str, str]:
     for feature in list_features().values():
         names |= invert(feature.key_names)
     return names
+
+
+@functools.cache
+def list_option_names(group: str) -> Mapping[str, str]:
+    """Returns the translations of other tools' names for the options of a group, including options of features."""
+    found = dict(OPTIONS.get(group, {}))
+    for feature in list_features().values():
+        names = {word: names for word, names in feature.option_names.items() if word.startswith(f"{group}=")}
+        found |= invert(names)
+    return found
 
 
 def translate_devices(value: str) -> str:
@@ -322,7 +331,7 @@ def translate_option(group: str, option: str) -> str:
         network = find_network(name)
         if network:
             return f"model=keras_application model.name={network}"
-    return OPTIONS.get(group, {}).get(name, "")
+    return list_option_names(group).get(name, "")
 
 
 def find_network(name: str) -> str:

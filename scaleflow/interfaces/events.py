@@ -282,19 +282,23 @@ class ModelExported(Event, event="model"):
     weights: str = ""  # the digest of its weights, to compare runs
 
 
-class FormatExported(Event, event="format"):
-    """The model was exported in a format of `export.formats`, and tried in the format's own runtime."""
+class ModelVariant(Event):
+    """The exported model was also made in another way, such as in another format. Each kind is an event of a feature.
 
-    name: str
-    path: str
-    #: Metrics of the split, `difference` (the largest, relative to the largest output), `mb`, and `ms` per example
-    values: Mapping[str, float] = field(default_factory=dict)
-    split: str = ""
-    examples: int = 0
-    error: str = field(default="", metadata=MASKED)  # why the format was removed; empty if it is good
+    The last lines of the run and its description show all variants.
+    """
 
-    def list_tags(self) -> Mapping[str, str]:
-        return {f"scaleflow.export.{self.name}": self.error or "good"}
+    def find_name(self) -> str:
+        """Returns the name of the variant among those of its kind. A later event with the name replaces this one."""
+        raise NotImplementedError
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        """Returns rows for the last lines of the command, each with its label."""
+        raise NotImplementedError
+
+    def describe(self) -> tuple[str, Mapping[str, float]]:
+        """Returns the row of a table in the description of the run: the first cell, and figures by column."""
+        raise NotImplementedError
 
 
 class FaultReported(Event, event="fault"):

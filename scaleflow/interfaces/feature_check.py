@@ -19,11 +19,12 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
     "run_files": str,
     "ignored_keys": str,
     "other_files": str,
+    "folder_marks": str,
     "defaults": (str, Mapping),
 }
 
 #: The fields that are mappings from texts to texts, or texts.
-MAPPINGS = ("public_names", "compared_models", "key_names")
+MAPPINGS = ("public_names", "compared_models", "key_names", "option_names")
 TEXTS = (
     "about",
     "conf",

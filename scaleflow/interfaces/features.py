@@ -94,6 +94,9 @@ class Feature:
     #: Files that its commands write at the top of their own run's folder, as patterns. The key is the file that
     #: identifies such a folder: `stage.log` for a stage.
     command_files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Names of files that only its commands write, at the top of a folder that they give to a run: then the folder
+    #: belongs to a run, even to one that has not begun.
+    folder_marks: Sequence[str] = ()
     #: Models that it fits to the rows of a run, for comparison with the run's model, by their names in metrics:
     #: `baseline/NAME/METRIC`. The results of the run, and its page, show these metrics next to the model's own. Each
     #: value describes the model. `baseline/rows` is the number of rows, if the models did not get all rows.
@@ -112,6 +115,8 @@ class Feature:
     #: Other tools' names of its keys. The key is the words to type, with `{}` for the value. The value is the names,
     #: separated by spaces, in lower case, without `_` and `-`.
     key_names: Mapping[str, str] = field(default_factory=dict)
+    #: Other tools' names of its config options. The key is `GROUP=OPTION`, and the value is as that of `key_names`.
+    option_names: Mapping[str, str] = field(default_factory=dict)
     #: Its rules. They may name keys of the core, of the feature, and of those that it needs. A rule about a key of
     #: another group is skipped, because the feature with that group may be absent.
     rules: Sequence[Rule] = ()

@@ -6,13 +6,11 @@ The lines contain how the run ended, its results, and where they are.
 import os
 import shlex
 import time
-from collections.abc import Iterable
 from typing import Protocol
 
 from scaleflow.config.words import quote_override
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.clock import measure_since
-from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.extras import guard_extra
 from scaleflow.interfaces.features import import_named, list_features
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
@@ -117,7 +115,8 @@ def list_results(monitor: RunMonitor) -> list[tuple[str, str]]:
         rows += state.result.list_rows()
     if state.status == "FINISHED" and monitor.hooks is not None:
         rows += monitor.hooks.describe_end()
-    rows += describe_formats(state.formats.values())
+    for variant in state.variants.values():
+        rows += variant.list_rows()
     rows += [("profile", line) for line in state.profiles.values()]
     return rows
 
@@ -137,18 +136,6 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
         ("checkpoint", f"of step {state.checkpoint}"),
         ("go on", f"{name_command()} {quote_override('resume', folder)}"),
     ]
-
-
-def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
-    """Returns rows with the measurements of each exported format of the model."""
-    rows = []
-    for each in formats:
-        shown = {name: format_number(value) for name, value in each.values.items()}
-        parts = [f"{each.split} {name} {shown[name]}" for name in ("accuracy", "mae", "loss") if name in shown][:1]
-        units = {"mb": "{} MB", "ms": "{} ms an example", "difference": "largest difference {}"}
-        parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
-        rows.append((each.name, ", ".join([f"not exported: {each.error}"] if each.error else parts)))
-    return rows
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:

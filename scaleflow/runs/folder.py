@@ -49,7 +49,6 @@ RUN_FILES = (
     "*.partial",
     *OBJECT_FILES,
     SOURCE_MODEL,
-    "stage.log",
     "scaleflow.log",
     ".hydra",
 )
@@ -216,7 +215,9 @@ class RunFolder:
     @property
     def is_begun(self) -> bool:
         """Whether a process of a run, or of a sweep, has written to the folder."""
-        marks = (*self.MARKS, *PROCESS_FILES, "stage.log", "optuna.db.lock")
+        marks = [*self.MARKS, *PROCESS_FILES, "optuna.db.lock"]
+        for feature in list_features().values():
+            marks += feature.folder_marks
         return bool(self._list_matching(marks))
 
     def is_own(self, name: str) -> bool:
@@ -227,6 +228,7 @@ class RunFolder:
         patterns += self._list_command_patterns(COMMAND_FILES)
         for feature in list_features().values():
             patterns += feature.other_files
+            patterns += feature.folder_marks
             patterns += self._list_command_patterns(feature.command_files)
         return any(fnmatch(name, pattern) for pattern in patterns)
 

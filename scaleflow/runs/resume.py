@@ -36,6 +36,7 @@ from scaleflow.interfaces.features import find_placeholders, list_ignored_keys
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.objects import list_object_keys
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.runs.reuse import Config, find_leaf, find_section, get_at, read_interpolations, to_container
 from scaleflow.runs.state import RunState
 
@@ -325,9 +326,11 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
     keys = [str(override.key_or_group) for override in typed]
     begun = load_saved_config(files, composed.resolved)
     if "training" not in begun:
+        command = read_run_tags(files.path).get("scaleflow.command", "")
+        named = f", {command}," if command else ""
         raise ConfigError(
-            f"resume={files.path}: this folder belongs to a pipeline, or to a stage that trains no model; repeat the "
-            f"pipeline's command, {name_command('pipeline')} NAME, or name the folder of a run that trained"
+            f"resume={files.path}: this folder belongs to a command that trains no model; repeat that command{named} "
+            "or name the folder of a run that trained"
         )
     saved = resolve_config(OmegaConf.create(begun))
     interpolations = read_interpolations(files)

@@ -16,9 +16,9 @@ from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
     FaultReported,
-    FormatExported,
     MetricsLogged,
     ModelExported,
+    ModelVariant,
     PeersMet,
     ReportMade,
     Restarted,
@@ -67,7 +67,8 @@ class RunState:
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     model_step: int | None = None  # the updates of the exported model; None before the export
-    formats: dict[str, FormatExported] = field(default_factory=dict)  # the exports of the model, by format name
+    #: The variants of the exported model, by the kind of their event and their name
+    variants: dict[tuple[str, str], ModelVariant] = field(default_factory=dict)
     time: int = 0  # of the newest event, in milliseconds since the epoch
     profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by the window's last step
     result: TaskResult | None = None  # the result of a run that trains no model
@@ -103,7 +104,7 @@ class RunState:
                 self.last = None
                 self.fault = ""
                 self.model_step = None
-                self.formats = {}
+                self.variants = {}
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
                 self.fault = ""
@@ -140,8 +141,8 @@ class RunState:
                 self.weights = event.weights
             case EpochEnded():
                 self.epoch_steps = self.epoch_steps or event.step
-            case FormatExported():
-                self.formats[event.name] = event
+            case ModelVariant():
+                self.variants[event.event, event.find_name()] = event
             case FaultReported():
                 self.fault = event.error
             case TaskResult():

@@ -1,17 +1,11 @@
-"""Downloads the SavedModel of a logged model, and adds other formats to the logged model.
+"""Downloads the SavedModel of a logged model.
 
 It does not import TensorFlow. The contents of a store are untrusted input.
 """
 
-import json
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import FormatExported
 from scaleflow.tracking.model_uris import ModelReference
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import download_artifact, find_model
@@ -30,10 +24,6 @@ def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: 
     return path
 
 
-#: The run's artifact with a table of its exported formats.
-TABLE = "export/formats.json"
-
-
 def download_exported(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
     """Downloads the folder that the worker exported. Raises ConfigError if the model has no SavedModel."""
     path = download_artifact(f"{find_model(tracker, model)}/data", tracker.uri, folder)
@@ -42,47 +32,3 @@ def download_exported(tracker: MlflowTracker, model: ModelReference, folder: Pat
             f"{model.run_id}: its model {model.model_id} has no SavedModel; it is not a model of scaleflow"
         )
     return path
-
-
-def log_formats(
-    tracker: MlflowTracker, model: ModelReference, formats: Sequence[FormatExported], table: Mapping[str, Any]
-) -> None:
-    """Logs the files of good formats to the model, and the metrics and results of all formats to the run."""
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    for each in formats:
-        folder = Path(each.path).parent
-        if not each.error and folder.name == each.name:  # the Keras file is already part of the model
-            for path in sorted(folder.iterdir()):
-                tracker.log_model_file(str(model.model_id), path, f"data/{each.name}")
-        names = {f"export/{each.name}/{key}": value for key, value in each.values.items()}
-        tracker.log_batch(
-            [Metric(key, value, now, model.step, model_id=model.model_id) for key, value in names.items()]
-        )
-        tracker.set_tags({f"scaleflow.export.{each.name}": each.error or "good"})
-    with tempfile.TemporaryDirectory() as temporary:
-        before = download_artifact(f"runs:/{model.run_id}/{TABLE}", tracker.uri, Path(temporary))
-        path = Path(temporary, Path(TABLE).name)
-        path.write_text(json.dumps(merge_tables(read_table(before), table), indent=1))
-        tracker.log_artifact(path, Path(TABLE).parent.name)
-
-
-def read_table(path: Path | None) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text()) if path is not None else {}
-    except ValueError:
-        found = {}
-    return found if isinstance(found, dict) and {"columns", "data"} <= found.keys() else {"columns": [], "data": []}
-
-
-def merge_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins two tables. If both have a row with the same first cell, the row in `now` wins."""
-    columns = list(dict.fromkeys([*now["columns"], *before["columns"]]))
-    rows = {
-        row[0]: dict(zip(table["columns"], row, strict=False))
-        for table in (before, now)
-        for row in table["data"]
-        if row
-    }
-    return {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows.values()]}

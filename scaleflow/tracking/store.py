@@ -357,6 +357,12 @@ class MlflowTracker(Tracker):
         """Returns the registry of a registered model. Call `connect` first."""
         return ChampionRegistry(self._client, name)
 
+    def log_model_metrics(self, model_id: str, values: Mapping[str, float], step: int, time: int) -> None:
+        """Logs metrics of the run that belong to a logged model. `time` is in milliseconds since the epoch."""
+        from mlflow.entities import Metric
+
+        self.log_batch(Metric(name, value, time, step, model_id=model_id) for name, value in values.items())
+
     def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
         """Adds a file to a logged model.
 

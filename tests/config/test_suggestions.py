@@ -21,7 +21,7 @@ from scaleflow.config.compose import compose_config, every_key
 from scaleflow.config.feature_sections import parse_feature_sections
 from scaleflow.config.parse import list_feature_keys
 from scaleflow.config.plan import parse_plan, parse_sections
-from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, list_key_names
+from scaleflow.config.synonyms import ABSENT, CALLBACKS, DEVICE_KINDS, KEYS, OPTIONS, list_key_names, list_option_names
 from scaleflow.config.words import list_needed_groups, list_optional_groups
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -177,8 +177,8 @@ def test_each_synonym_of_a_key_can_be_typed(options: dict[str, dict[str, Any]], 
 
 def test_each_other_synonym_can_be_typed(options: dict[str, dict[str, Any]], base: Plan) -> None:
     meant = {*CALLBACKS.values(), *DEVICE_KINDS.values()}
-    for table in OPTIONS.values():
-        meant |= {*table.values()}
+    for group in {*OPTIONS, "cluster"}:
+        meant |= {*list_option_names(group).values()}
     reasons = [explain_wrong_suggestion(words, options, base) for words in sorted(meant)]
     assert not list(filter(None, reasons))
 

@@ -9,7 +9,7 @@ import pytest
 
 from scaleflow.dataset.reading.division import find_strata
 from scaleflow.dataset.schema import make_sample
-from scaleflow.features.checks.rules import find_class_faults, find_contradictions
+from scaleflow.features.checks.rules import EqualExamples, find_class_faults, find_contradictions
 from scaleflow.interfaces import Inputs, Outputs
 
 IGNORED = -999
@@ -36,10 +36,8 @@ def test_an_unlabelled_copy_contradicts_no_label() -> None:
     x = np.repeat(np.arange(40.0), 2)
 
     def contradict(targets: Any) -> list[str]:
-        splits = {"train": sample(outputs, targets, x)}
-        return [
-            each.text for each in find_contradictions(splits, ["train"], (np.repeat(np.arange(40), 2), 0.0), "rows")
-        ]
+        equal = EqualExamples(np.repeat(np.arange(40), 2), 0.0)
+        return [each.text for each in find_contradictions([sample(outputs, targets, x)], equal, "rows")]
 
     assert contradict(np.tile([0, -1], 40)) == []
     assert len(contradict(np.tile([0, 1], 40))) == 1

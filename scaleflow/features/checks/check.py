@@ -31,11 +31,11 @@ from typing import Any
 from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.tracked_run import find_run, supervise_worker
 from scaleflow.config.compose import CommandWords, compose_config
-from scaleflow.config.policies import CHECK
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.checks.stage import CHECK
 from scaleflow.features.checks.task import CheckData
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked

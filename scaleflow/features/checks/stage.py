@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.policies import CHECK
+from scaleflow.config.policies import Policy
 from scaleflow.interfaces.stages import StageCommand
+
+#: The command composes a config, and looks at its data in one process.
+CHECK = Policy(work="data checks")
 
 #: Page with the findings, in the stage's folder.
 REPORT = "data_report.html"

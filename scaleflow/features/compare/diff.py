@@ -21,7 +21,7 @@ from pathlib import Path
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.tracked_run import make_evaluation_task, make_plan_on, run_evaluation
 from scaleflow.config.compose import CommandWords
-from scaleflow.config.policies import COMPARE
+from scaleflow.config.policies import DATA, Policy
 from scaleflow.features.compare.results import MetricDifference
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
@@ -31,6 +31,9 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.worker.evaluate import ALL
+
+#: With --on, each run's model is evaluated as the run was.
+COMPARE = Policy((*DATA, "evaluation"), "evaluations")
 
 
 @make_main

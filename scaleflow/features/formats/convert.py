@@ -36,17 +36,17 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import DATA, Policy
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError, RunError, read_reason
+from scaleflow.features.formats.events import FormatExported
 from scaleflow.features.formats.feature import has_formats
 from scaleflow.features.formats.formats import check_formats, check_plan
+from scaleflow.features.formats.record import log_formats
 from scaleflow.features.formats.task import export_formats, make_format_table
-from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs.run import Run
-from scaleflow.tracking.saved_models import download_exported, log_formats
+from scaleflow.tracking.saved_models import download_exported
 
 #: Config sections that the command takes from the run.
 CONVERT = Policy((*DATA, "export"), "evaluations")
@@ -58,7 +58,7 @@ def main(typed: list[str]) -> Outcome:
     with display_for() as display, catch_stop_signals() as stop:
         run, formats = convert_tracked_model(words, display, stop)
         shown = [{"name": each.name, **asdict(each)} for each in formats]
-        display.print_summary([*format_model_rows(run), *describe_formats(formats)])
+        display.print_summary([*format_model_rows(run), *(row for each in formats for row in each.list_rows())])
     code = FAILED if any(each.error for each in formats) else FINISHED
     return Outcome(code, lambda: {**answer_model(run), "formats": shown})
 

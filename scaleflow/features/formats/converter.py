@@ -23,13 +23,14 @@ import tensorflow as tf
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ExportError, read_reason
+from scaleflow.features.formats.events import FormatExported
 from scaleflow.features.formats.feature import ExportOptions
 from scaleflow.features.formats.formats import ExportFormat, PortableModel, list_formats
 from scaleflow.features.formats.runtime import RuntimeProcess, start_runtime
 from scaleflow.features.formats.runtimes.keras_file import IS_SAFE, MODULES
 from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, map_named, name_leaves
 from scaleflow.interfaces.data import ANSWERS
-from scaleflow.interfaces.events import Emit, FormatExported, PhaseBegan
+from scaleflow.interfaces.events import Emit, PhaseBegan
 from scaleflow.model import TOLERANCE, label_leaves
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name

@@ -43,6 +43,7 @@ FEATURE = Feature(
     ignored_keys=("export",),
     conf="scaleflow.features.formats.conf",
     defaults=({"export": "default"},),
+    events=("scaleflow.features.formats.events",),
     other_files=("formats.json",),
     check="scaleflow.features.formats.formats:check_plan",
     worker="scaleflow.features.formats.hook:FormatsHook",

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scaleflow.errors import ConfigError
+from scaleflow.features.formats.events import FormatExported
 from scaleflow.features.formats.feature import ExportOptions
 from scaleflow.features.formats.task import export_formats, make_format_table
-from scaleflow.interfaces.events import ArtifactWritten, FormatExported, MetricsLogged
+from scaleflow.interfaces.events import ArtifactWritten, MetricsLogged
 from scaleflow.interfaces.hooks import TrainedRun, WorkerHook
 from scaleflow.runs import RunFolder
 

@@ -15,13 +15,13 @@ from typing import Any
 from scaleflow.config.feature_sections import list_feature_defaults
 from scaleflow.config.plan import set_values
 from scaleflow.errors import ConfigError
+from scaleflow.features.formats.events import FormatExported
 from scaleflow.features.formats.feature import ExportOptions
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import (
     Emit,
     Event,
     FaultReported,
-    FormatExported,
     Note,
     PhaseBegan,
     RunEnded,

@@ -5,4 +5,5 @@ FEATURE = Feature(
     about="runs on Kubernetes",
     engines=("scaleflow.features.kubernetes.engine:ENGINE",),
     conf="scaleflow.features.kubernetes.conf",
+    option_names={"cluster=kubernetes": "k8s kube"},
 )

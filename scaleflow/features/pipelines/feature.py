@@ -24,6 +24,7 @@ FEATURE = Feature(
         "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.svg"),
         "stage.log": ("result.json",),
     },
+    folder_marks=("stage.log",),
     conf="scaleflow.features.pipelines.conf",
     public_names={
         "PipelineResult": "scaleflow.features.pipelines.command",

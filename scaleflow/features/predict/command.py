@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
 from scaleflow.config.compose import CommandWords, compose_config
-from scaleflow.config.policies import PREDICT
+from scaleflow.config.policies import Policy
 from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.features.predict.language_model import (
@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     from scaleflow.features.predict.chunks import PredictionTask, RowModel
     from scaleflow.features.predict.output import Output
     from scaleflow.features.predict.reading import InputForm, RowSource
+
+#: The command composes a config, and predicts in one process.
+PREDICT = Policy(work="predictions")
 
 #: Overrides that this command accepts.
 OVERRIDES = re.compile(

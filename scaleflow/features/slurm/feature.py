@@ -5,4 +5,5 @@ FEATURE = Feature(
     about="runs in jobs of Slurm",
     engines=("scaleflow.features.slurm.engine:ENGINE",),
     conf="scaleflow.features.slurm.conf",
+    option_names={"cluster=slurm": "sbatch srun"},
 )

@@ -49,22 +49,24 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
         describe_loading(store, model_uri),
         describe_resuming(files, state) if trains else "",
         format_results(state) if trains else "",
-        format_formats(state),
+        *format_variants(state),
         describe_command(files),
     ]
     return join_parts(parts)
 
 
-def format_formats(state: RunState) -> str:
-    """Returns a table of the model's exported formats; empty without formats."""
-    if not state.formats:
-        return ""
-    names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
-    rows = [["format", *names]]
-    for name, each in state.formats.items():
-        cells = [format_optional(each.values.get(key)) for key in names]
-        rows.append([f"{name}: {each.error}" if each.error else name, *cells])
-    return format_table(rows)
+def format_variants(state: RunState) -> list[str]:
+    """Returns a table of the model's variants for each kind."""
+    tables: list[str] = []
+    for kind in dict.fromkeys(kind for kind, _ in state.variants):
+        with report_problems(kind, "the table of its variants of the model is left out"):
+            described = [each.describe() for each in state.variants.values() if each.event == kind]
+            names = list(dict.fromkeys(name for _, values in described for name in values))
+            rows = [[kind, *names]]
+            for label, values in described:
+                rows.append([label, *(format_optional(values.get(name)) for name in names)])
+            tables.append(format_table(rows))
+    return tables
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.features.formats.formats import check_formats, list_formats
-from scaleflow.tracking.saved_models import merge_tables
+from scaleflow.features.formats.record import merge_tables
 
 
 def test_formats_that_cannot_be_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
