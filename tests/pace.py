@@ -50,8 +50,9 @@ class Rest(keras.callbacks.Callback):
         self._is_due = epoch > 0 and self._sleeps
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._is_due and not Path("go").exists():
-            time.sleep(self._seconds)
+        end = time.monotonic() + self._seconds
+        while self._is_due and not Path("go").exists() and time.monotonic() < end:
+            time.sleep(min(0.1, self._seconds))
         self._is_due = False
 
 

@@ -105,7 +105,7 @@ def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     One run, no point twice, none missing.
     """
     words = (*SHORT, *EXACT, f"strategy={strategy}", f"hardware.logical_devices={1 + kills}", "model.dropout=0.1")
-    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
+    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 4}]",)  # 52 s are left after the first epoch
     whole, parts = make_commands(tmp_path)
     assert whole(*words, "training.epochs=18").returncode == 0
 
@@ -176,7 +176,7 @@ def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, i
     """It ends as one that lost none, and goes on with three workers where there were two."""
     words = ("training.epochs=15", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
     words += ("evaluation=none",)
-    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1, worker: 1}]", "tracking=none")
+    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 4, worker: 1}]", "tracking=none")
     words += ("training.steps_per_epoch=6", "training.steps_per_loop=3")
     whole, parts = make_commands(tmp_path)
     assert whole(*words, "training.epochs=17").returncode == 0

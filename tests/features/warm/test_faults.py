@@ -15,7 +15,7 @@ import pytest
 
 from scaleflow.launcher.processes.handover import WARM_ENV
 from tests.features.warm.warm_server import RUN, Warm, find_processes_of
-from tests.launcher.test_supervisor import wait_for
+from tests.launcher.test_supervisor import slow_down, wait_for
 
 #: Another user.
 NOBODY = 65534
@@ -33,15 +33,16 @@ def test_an_upgraded_package_ends_the_server(warm: Warm) -> None:
 
 @pytest.mark.slow  # the test above has no command
 def test_an_upgraded_package_ends_the_server_after_its_commands(warm: Warm) -> None:
-    packages = warm.folder / "site-packages"
+    packages, pace = warm.folder / "site-packages", warm.folder / "slow"
     packages.mkdir()
     warm.serve(packages=packages)
-    with warm.start(*RUN, "training.epochs=200", "tracking=none") as process:
+    with warm.start(*RUN, "training.epochs=20", "tracking=none", slow_down(pace, 1.0)) as process:
         wait_for(lambda: warm.has_event("ready"))
         (packages / "keras-99.dist-info").mkdir()
         wait_for(lambda: not warm.files.socket.exists())
         assert not warm.has_ended()
         assert warm.digest() != warm.files.socket.stem
+        pace.unlink()
         out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "FINISHED" in out
