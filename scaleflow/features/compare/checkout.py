@@ -112,7 +112,8 @@ def apply_changes(run: Run, folder: Path, code: CodeRecord) -> Iterator[str]:
                 (folder / name).unlink()
     lost = sorted(set(code.left_out) - set(code.modules))
     if lost:
-        yield f"not restored: {join_first([f'{name} ({code.left_out[name]})' for name in lost], 5)}"
+        reasons = [f"{name} ({code.left_out[name]})" for name in lost]
+        yield f"not restored: {join_first(reasons, 5)}"
 
 
 def restore_modules(run: Run, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:

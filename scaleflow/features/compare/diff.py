@@ -79,13 +79,14 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             plan = make_plan_on(options.on, run, words, policy=COMPARE)
             task = make_evaluation_task(run, words, plan, folder=folder, named=run)
             events = run_evaluation(plan, task, folder, stop=stop, display=display)
-            points = {
-                f"{ALL}/{name}": [(event.step, value)]
-                for event in events
-                if isinstance(event, MetricsLogged)
-                for name, value in event.values.items()
-            }
-            runs.append(Run(folder))
-            runs[-1].points = points
+            points = {}
+            for event in events:
+                if isinstance(event, MetricsLogged):
+                    for name, value in event.values.items():
+                        points[f"{ALL}/{name}"] = [(event.step, value)]
+            evaluated = Run(folder)
+            evaluated.points = points
+            runs.append(evaluated)
         metrics = compare_metrics(runs[0], runs[1], has_same_data=True)
-    return [replace(each, name=f"{Path(options.on).name}: {each.name.removeprefix(f'{ALL}/')}") for each in metrics]
+    file_name = Path(options.on).name
+    return [replace(metric, name=f"{file_name}: {metric.name.removeprefix(f'{ALL}/')}") for metric in metrics]

@@ -37,11 +37,15 @@ MAX_NAMED = 5
 
 def parse_despite(text: str) -> tuple[str, ...]:
     """Parses the value of `--despite`. Raises ConfigError for a word that is not a category."""
-    words = tuple(filter(None, (word.strip() for word in text.split(","))))
-    for word in words:
+    categories = []
+    for part in text.split(","):
+        word = part.strip()
+        if not word:
+            continue
         if word not in CATEGORIES:
             raise ConfigError(f"--despite {word}: expected {', '.join(CATEGORIES)}{suggest(word, CATEGORIES)}")
-    return words
+        categories.append(word)
+    return tuple(categories)
 
 
 #: Schedules whose rates depend on the length of the run.
@@ -60,7 +64,8 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
     if run.settings.get("training.max_seconds", "None") not in ("None", "null", ""):
         raise ConfigError("--exact: training.max_seconds ends a run by its speed; repeat its command")
     schedule = run.settings.get("optimizer.schedule", "constant")
-    if schedule in BY_LENGTH and (lengths := list_lengths(run)):
+    lengths = list_lengths(run) if schedule in BY_LENGTH else []
+    if lengths:
         raise ConfigError(
             f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule={schedule} "
             "depends on the length, so that no single run repeats it; leave --exact out"
@@ -75,14 +80,17 @@ def check_repeatable(run: Run, words: CommandWords) -> None:
 def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
     """Returns whether an override sets only a location or the tracking, or repeats the run's own value."""
     key = str(override.key_or_group)
-    value = None if override.is_delete() else override.value()
     if key in (RUN_DIR, "tracking") or (is_ignored(key) and not key.startswith(MODEL_KEYS)):
         return True
     if override.is_delete() or any(name.startswith(f"{key}.") for name in params):
         return False  # choosing a group's option replaces all its keys
-    is_path = key.startswith("dataset.") and isinstance(value, str) and os.sep in value[1:] and Path(value).exists()
-    is_same = params.get(key) == (value if isinstance(value, str) else json.dumps(value))
-    return key == "dataset.data_dir" or is_path or is_same
+    if key == "dataset.data_dir":
+        return True
+    value = override.value()
+    if not isinstance(value, str):
+        return params.get(key) == json.dumps(value)
+    is_path = key.startswith("dataset.") and os.sep in value[1:] and Path(value).exists()
+    return is_path or params.get(key) == value
 
 
 def list_lengths(run: Run) -> list[str]:
@@ -96,23 +104,33 @@ def describe_here(plan: Plan, run: Run) -> Provenance:
     code = find_code(plan.config, plan.search)
     git = facts.read_git()
     first = run.states[0].code
-    record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})
-    changed = list_changes_since(git, first.commit) if git is not None and first.is_kept else None
-    if git is not None and changed is not None:  # even if another commit is checked out now
-        paths = filter(is_path_within, first.changed)
-        known = {path: "changed" if (git.root / path).is_file() else GONE for path in paths}
-        digests = digest_changes(replace(git, changed={**changed, **known}))
-        record = replace(record, commit=first.commit, changed=digests)
-    elif git is not None:
-        record = replace(record, commit=git.commit)
+    modules = {name: describe_module(file, git) for name, file in code.items()}
+    record = CodeRecord(first.is_kept, VERSION, modules)
+    if git is not None:
+        record = describe_repository(record, git, first)
     return Provenance(
         code=record,
-        packages={name: each.identity for name, each in facts.packages.items()},
-        editable={name: each.path for name, each in facts.packages.items() if each.path},
+        packages={name: package.identity for name, package in facts.packages.items()},
+        editable={name: package.path for name, package in facts.packages.items() if package.path},
         machine=facts.machine,
         variables=list_relevant_variables(os.environ),
         data={"files": identify_files(plan)},
     )
+
+
+def describe_repository(record: CodeRecord, git: CodeRecord, first: CodeRecord) -> CodeRecord:
+    """Returns a record of the code here with the changes since the commit of the run's first record.
+
+    So they can be compared even if another commit is checked out now. If that commit is not here, or the run kept no
+    code, the record has the present commit.
+    """
+    changes = list_changes_since(git, first.commit) if first.is_kept else None
+    if changes is None:
+        return replace(record, commit=git.commit)
+    for path in first.changed:
+        if is_path_within(path):
+            changes[path] = "changed" if (git.root / path).is_file() else GONE
+    return replace(record, commit=first.commit, changed=digest_changes(replace(git, changed=changes)))
 
 
 def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
@@ -121,27 +139,36 @@ def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) ->
     Each resume of the run is compared as well as its start. Modules in `masked` differ only by a masked secret, which
     does not matter.
     """
-    found: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
+    differences: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
     seen: set[Difference] = set()
     for state in run.states:
         since = f", since its resume {state.resume}," if state.resume else ""
-        for each in compare_known(state, here):
-            if each not in seen:
-                matters = each.matters and each.name not in masked
-                found[each.category].append(replace(each, name=f"{each.name}{since}", matters=matters))
-                seen.add(each)
-    return found
+        for difference in compare_known(state, here):
+            if difference in seen:
+                continue
+            seen.add(difference)
+            matters = difference.matters and difference.name not in masked
+            named = replace(difference, name=f"{difference.name}{since}", matters=matters)
+            differences[difference.category].append(named)
+    return differences
 
 
 def describe_categories(differences: Mapping[str, Sequence[Difference]], unknown: Sequence[str]) -> Iterator[str]:
     """Yields a line per category: differences that matter, then differences without effect."""
-    for category, each in differences.items():
+    for category, members in differences.items():
         if category in unknown:
             yield f"{category}: not known, the run has no record of it"
             continue
-        real, others = ([one for one in each if one.matters is matters] for matters in (True, False))
-        text = name_first(real) or "the same"
-        yield f"{category}: {text}" + (f"; without effect: {name_first(others)}" if others else "")
+        line = f"{category}: {name_first(select_real(members)) or 'the same'}"
+        others = [difference for difference in members if not difference.matters]
+        if others:
+            line += f"; without effect: {name_first(others)}"
+        yield line
+
+
+def select_real(differences: Sequence[Difference]) -> list[Difference]:
+    """Returns the differences that can change results."""
+    return [difference for difference in differences if difference.matters]
 
 
 def refuse_differences(
@@ -149,12 +176,13 @@ def refuse_differences(
 ) -> None:
     """Raises ConfigError for differences that can change the results, unless `despite` allows their category."""
     unknown = list_unknown(run.states[0])
-    reasons = {
-        category: "not known" if category in unknown else name_first([each for each in found if each.matters])
-        for category, found in differences.items()
-        if category not in despite
-    }
-    reasons = {category: text for category, text in reasons.items() if text}
+    reasons = {}
+    for category, members in differences.items():
+        if category in despite:
+            continue
+        reason = "not known" if category in unknown else name_first(select_real(members))
+        if reason:
+            reasons[category] = reason
     if reasons:
         what = "; ".join(f"{category}: {text}" for category, text in reasons.items())
         advice = ", or --checkout DIR for the code of the run" if "code" in reasons and can_check_out else ""
@@ -165,10 +193,14 @@ def refuse_differences(
 
 
 def name_first(differences: Sequence[Difference]) -> str:
-    return join_first([*map(str, differences)], MAX_NAMED)
+    """Describes differences for a message, at most `MAX_NAMED`; "" without differences."""
+    return join_first([str(difference) for difference in differences], MAX_NAMED)
 
 
 def list_resolved_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Describes resolved values of `auto` that differ between two runs."""
-    keys = [key for key in first if key.startswith("resolved.") and key in second and first[key] != second[key]]
-    return [f"{key.removeprefix('resolved.')} was {first[key]} and is {second[key]}" for key in keys]
+    changes = []
+    for key, before in first.items():
+        if key.startswith("resolved.") and key in second and before != second[key]:
+            changes.append(f"{key.removeprefix('resolved.')} was {before} and is {second[key]}")
+    return changes

@@ -60,8 +60,8 @@ def compare_examples(first: ExampleValues, second: ExampleValues, units: Units |
     """
     intervals = Intervals(len(first.values), units=units)
     influence = second.find_influence() - first.find_influence()
-    found = intervals.number(second.compute() - first.compute(), influence)
-    return found.low, found.high
+    difference = intervals.number(second.compute() - first.compute(), influence)
+    return difference.low, difference.high
 
 
 class PairedPredictions:
@@ -79,25 +79,34 @@ class PairedPredictions:
         self.count = 0
         self.units: Units | None = None
         self._runs: list[tuple[Predictions, Array]] = []
-        paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
-        missing = [name for name, path in zip(("first", "second"), paths, strict=True) if not path.is_file()]
+        paths = {"first": first.files.evaluation / PREDICTIONS, "second": second.files.evaluation / PREDICTIONS}
+        missing = [name for name, path in paths.items() if not path.is_file()]
         if missing:
             self.reason = f"the {' and the '.join(missing)} run kept no predictions"
             return
         try:
-            found = [load_predictions(path) for path in paths]
+            before = load_predictions(paths["first"])
+            now = load_predictions(paths["second"])
         except ConfigError as error:
             self.reason = str(error)
             return
-        key = EXAMPLE if has_same_data or found[0].digest == found[1].digest else ID
-        if found[0].split != found[1].split or not all(each.has(key) for each in found):
+        self._pair(before, now, has_same_data)
+
+    def _pair(self, before: Predictions, now: Predictions, has_same_data: bool) -> None:
+        """Matches the examples of two files by their numbers, or by their ids if the data may differ."""
+        key = EXAMPLE if has_same_data or before.digest == now.digest else ID
+        if before.split != now.split or not before.has(key) or not now.has(key):
             self.reason = "the runs were tested on other examples"
             return
-        names = [each.column(key) for each in found]
-        _, first_rows, second_rows = np.intersect1d(names[0], names[1], assume_unique=True, return_indices=True)
-        self._runs = [(found[0], first_rows), (found[1], second_rows)]
-        self.split, self.count, self.units = found[0].split, len(first_rows), find_units(*self._runs)
-        self.reason = "" if self.count else "the runs were tested on other examples"
+        _, first_rows, second_rows = np.intersect1d(
+            before.column(key), now.column(key), assume_unique=True, return_indices=True
+        )
+        self._runs = [(before, first_rows), (now, second_rows)]
+        self.split = before.split
+        self.count = len(first_rows)
+        self.units = find_units(*self._runs)
+        if not self.count:
+            self.reason = "the runs were tested on other examples"
 
     def find(self, metric: str, values: tuple[float, float]) -> tuple[ExampleValues, ExampleValues] | None:
         """Returns the values of a metric in both runs, or None if kept predictions do not yield it.
@@ -105,11 +114,14 @@ class PairedPredictions:
         `metric` is its name without the split. `values` are the values that the runs reported.
         """
         output, _, name = metric.rpartition("/")
-        pairs = [list_values(each, output, name, rows=rows) for each, rows in self._runs]
-        for candidates in zip(*pairs, strict=False):
-            computed = [each.compute() for each in candidates]
-            if np.allclose(computed, values, rtol=SAME, atol=SAME):
-                return candidates
+        if not self._runs:
+            return None
+        (before, first_rows), (now, second_rows) = self._runs
+        first_candidates = list_values(before, output, name, rows=first_rows)
+        second_candidates = list_values(now, output, name, rows=second_rows)
+        for first, second in zip(first_candidates, second_candidates, strict=False):
+            if np.allclose([first.compute(), second.compute()], values, rtol=SAME, atol=SAME):
+                return first, second
         return None
 
 
@@ -146,7 +158,10 @@ def list_class_values(column: Callable[[str], Array], metric: str, weights: Arra
     """Yields the candidates for an output with one class per example."""
     targets = column("target")
     chances = column("target_probability").astype(np.float64)
-    counts = np.array([each is not None for each in targets]) if targets.dtype == object else ~np.isnan(targets)
+    if targets.dtype == object:
+        counts = np.array([target is not None for target in targets])
+    else:
+        counts = ~np.isnan(targets)
     correct = (targets == column("prediction")).astype(np.float64)
     weights = weights * counts
     if metric == "accuracy":

@@ -128,7 +128,8 @@ class ExactRerun:
         judged = results.judge_runs(self._run, second)
         lines = [("reproduces", results.describe_verdict(judged))]
         if not judged.is_equal:
-            lines += [("resolved", each) for each in exact.list_resolved_changes(self._run.settings, second.settings)]
+            for change in exact.list_resolved_changes(self._run.settings, second.settings):
+                lines.append(("resolved", change))
         Display(sys.stdout).print_summary(lines)
         append_event(RunFolder(folder).events, TagsSet({REPRODUCES: judged.text}))
         repair_quietly(folder)

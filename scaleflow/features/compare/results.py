@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -49,14 +49,18 @@ class MetricDifference:
     @property
     def difference(self) -> float | None:
         """Second value minus first value."""
-        return None if self.before is None or self.now is None else self.now - self.before
+        if self.before is None or self.now is None:
+            return None
+        return self.now - self.before
 
     @property
     def is_real(self) -> bool | None:
         """Whether the difference is more than noise; None: unknown."""
         if self.difference == 0:
             return False
-        return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
+        if self.low is None or self.high is None:
+            return None
+        return not self.low <= 0 <= self.high
 
     @property
     def is_better(self) -> bool | None:
@@ -76,22 +80,31 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
     before = first.metrics
     now = second.metrics
     names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith((BASELINE, "system/"))]
-    order = ("test/", "val/", "train/")
-    names.sort(key=lambda name: next((n for n, start in enumerate(order) if name.startswith(start)), len(order)))
+    names.sort(key=find_split_order)
     pairs = PairedPredictions(first, second, has_same_data)
-    found = []
+    differences = []
     for name in names:
-        modes = {find_direction(name, first.modes), find_direction(name, second.modes)}
-        mode = modes.pop() if len(modes) == 1 else None
-        each = MetricDifference(name, before.get(name), now.get(name), mode=mode)
-        if COST in name and each.difference is not None and first.costs != second.costs:
-            each = replace(each, mode=None, basis=f"{NOT_KNOWN}: the runs count with other costs")
-        elif each.difference:
+        first_mode = find_direction(name, first.modes)
+        second_mode = find_direction(name, second.modes)
+        mode = first_mode if first_mode == second_mode else None
+        metric = MetricDifference(name, before.get(name), now.get(name), mode=mode)
+        if COST in name and metric.difference is not None and first.costs != second.costs:
+            metric = replace(metric, mode=None, basis=f"{NOT_KNOWN}: the runs count with other costs")
+        elif metric.difference:
             repeats = measure_repeats(first, second, name)
             low, high, basis = repeats or measure_examples(pairs, name, (before[name], now[name]))
-            each = replace(each, low=low, high=high, basis=basis)
-        found.append(each if each.difference != 0 else replace(each, basis="equal"))
-    return found
+            metric = replace(metric, low=low, high=high, basis=basis)
+        if metric.difference == 0:
+            metric = replace(metric, basis="equal")
+        differences.append(metric)
+    return differences
+
+
+def find_split_order(name: str) -> int:
+    """Returns the position of a metric's split in tables: test, validation, training, others."""
+    order = ("test", "val", "train")
+    split = name.partition("/")[0]
+    return order.index(split) if "/" in name and split in order else len(order)
 
 
 def measure_examples(
@@ -101,8 +114,10 @@ def measure_examples(
     from scaleflow.features.compare.examples import compare_examples
 
     split, _, metric = name.partition("/")
-    if split not in SPLITS or pairs.reason:
-        return None, None, f"{NOT_KNOWN}: {pairs.reason}" if split in SPLITS else NOT_KNOWN
+    if split not in SPLITS:
+        return None, None, NOT_KNOWN
+    if pairs.reason:
+        return None, None, f"{NOT_KNOWN}: {pairs.reason}"
     if SPLITS[split] != pairs.split:
         return None, None, f"{NOT_KNOWN}: the runs kept predictions for {pairs.split}"
     parts = pairs.find(metric, values)
@@ -121,23 +136,33 @@ def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, s
     The deviation is pooled over both groups, so one of them may be a single run. Returns None without repeats, or if
     all repeats are equal, as with one seed.
     """
-    groups = [
-        [values[name] for values in run.repeats if name in values] or [run.metrics[name]] for run in (first, second)
-    ]
-    freedom = sum(len(group) - 1 for group in groups)
-    squares = sum(sum((value - statistics.fmean(group)) ** 2 for value in group) for group in groups)
+    before = list_repeats(first, name)
+    now = list_repeats(second, name)
+    freedom = len(before) + len(now) - 2
+    squares = sum_squares(before) + sum_squares(now)
     if freedom < 1 or not 0 < squares < math.inf:
         return None
     from scipy import stats
 
-    difference = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
-    spread = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squares / freedom * sum(1 / len(group) for group in groups))
-    counts = " and ".join(str(len(group)) for group in groups)
-    return (
-        difference - spread,
-        difference + spread,
-        f"{counts} repeats, means {statistics.fmean(groups[0]):.4g} and {statistics.fmean(groups[1]):.4g}",
-    )
+    first_mean = statistics.fmean(before)
+    second_mean = statistics.fmean(now)
+    difference = second_mean - first_mean
+    variance = squares / freedom * (1 / len(before) + 1 / len(now))
+    spread = float(stats.t.ppf(0.975, freedom)) * math.sqrt(variance)
+    basis = f"{len(before)} and {len(now)} repeats, means {first_mean:.4g} and {second_mean:.4g}"
+    return difference - spread, difference + spread, basis
+
+
+def list_repeats(run: Run, name: str) -> list[float]:
+    """Returns the values of a metric in the repeats of a run, or only its own value."""
+    values = [metrics[name] for metrics in run.repeats if name in metrics]
+    return values or [run.metrics[name]]
+
+
+def sum_squares(values: Sequence[float]) -> float:
+    """Returns the sum of the squared deviations from the mean."""
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 #: Values are equal if they differ by at most this, relative to the larger one (at least 1).

@@ -81,9 +81,15 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
 def to_values(comparison: Comparison) -> dict[str, Any]:
     """Returns the comparison as plain values. Metrics also have `difference`, `is_real` and `is_better`."""
     values = asdict(comparison)
-    names = ("difference", "is_real", "is_better")
-    extra = ({name: getattr(each, name) for name in names} for each in comparison.results)
-    values["results"] = [{**each, **more} for each, more in zip(values["results"], extra, strict=True)]
+    results = []
+    for metric in comparison.results:
+        derived = {
+            "difference": metric.difference,
+            "is_real": metric.is_real,
+            "is_better": metric.is_better,
+        }
+        results.append({**asdict(metric), **derived})
+    values["results"] = results
     return values
 
 
@@ -97,19 +103,23 @@ def render(comparison: Comparison) -> Iterator[RenderableType]:
     yield from make_section("config", ["key", "first", "second"], rows)
     for category in CATEGORIES:
         differences: Sequence[Difference] = getattr(comparison, category)
-        missing = [name for name, each in comparison.unknown.items() if category in each]
+        missing = [run for run, categories in comparison.unknown.items() if category in categories]
         if missing:
             yield Text(f"\n{category}: {NOT_KNOWN}; the {' and the '.join(missing)} run has no record of it")
         elif category == "code":
-            rows = [[each.name, describe_change(each)] for each in differences]
+            rows = [[difference.name, describe_change(difference)] for difference in differences]
             yield from make_section(category, ["file", "what"], rows)
             for text in comparison.code_diff.values():
                 yield color_diff(text.splitlines())
         else:
-            rows = [[each.name, shorten(each.before), shorten(each.now)] for each in differences]
+            rows = []
+            for difference in differences:
+                rows.append([difference.name, shorten(difference.before), shorten(difference.now)])
             yield from make_section(category, ["what", "first", "second"], rows)
-    metrics = [each for each in comparison.results if not each.name.startswith("perf/") or each.name in SHOWN_SPEED]
-    rows = [render_metric(each) for each in metrics]
+    rows = []
+    for metric in comparison.results:
+        if not metric.name.startswith("perf/") or metric.name in SHOWN_SPEED:
+            rows.append(render_metric(metric))
     yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows)
     yield Text(f"\nreproduced: {describe_verdict(comparison.verdict)}")
 
@@ -135,38 +145,53 @@ def color_diff(lines: Sequence[str]) -> Text:
     The first characters show the same without colors.
     """
     colors = {"+": "#3f9f50", "-": "#d05050", "@": "#3f9fb0"}  # readable on white and on black
-    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:MAX_LINES]]
-    more = [f"and {len(lines) - MAX_LINES} more lines\n"] if len(lines) > MAX_LINES else []
-    text = Text.assemble(*shown, *more)
+    text = Text()
+    for line in lines[:MAX_LINES]:
+        text.append(f"{to_printable(line)}\n", colors.get(line[:1], ""))
+    if len(lines) > MAX_LINES:
+        text.append(f"and {len(lines) - MAX_LINES} more lines\n")
     text.rstrip()
     return text
 
 
-def describe_change(each: Difference) -> str:
-    if each.name == COMMIT:
-        return f"{each.before or 'none'} -> {each.now or 'none'}"
-    what = "changed"
-    if each.before is None:
-        what = "only in the second"
-    elif each.now is None:
-        what = "only in the first"
-    return what if each.matters else f"{what} (cannot change the results)"
+def describe_change(difference: Difference) -> str:
+    """Describes a difference of a file or of the commit for the table."""
+    if difference.name == COMMIT:
+        return f"{difference.before or 'none'} -> {difference.now or 'none'}"
+    change = "changed"
+    if difference.before is None:
+        change = "only in the second"
+    elif difference.now is None:
+        change = "only in the first"
+    return change if difference.matters else f"{change} (cannot change the results)"
 
 
-def render_metric(each: MetricDifference) -> list[str]:
-    values = ["-" if value is None else format_number(value) for value in (each.before, each.now, each.difference)]
-    if each.difference:
-        values[2] = f"{'+' if each.difference > 0 else ''}{values[2]}"
-    if each.low is not None and each.high is not None:
-        verdict = "yes" if each.is_real else "no"
-        if each.is_real and each.is_better is not None:
-            verdict += ", better" if each.is_better else ", worse"
-        return [
-            each.name,
-            *values,
-            f"{verdict}: {format_number(each.low)} to {format_number(each.high)} ({each.basis})",
-        ]
-    return [each.name, *values, "" if each.difference is None else each.basis]
+def render_metric(metric: MetricDifference) -> list[str]:
+    """Returns the cells of a metric's row."""
+    difference = format_value(metric.difference)
+    if metric.difference is not None and metric.difference > 0:
+        difference = f"+{difference}"
+    return [
+        metric.name,
+        format_value(metric.before),
+        format_value(metric.now),
+        difference,
+        describe_certainty(metric),
+    ]
+
+
+def format_value(value: float | None) -> str:
+    return "-" if value is None else format_number(value)
+
+
+def describe_certainty(metric: MetricDifference) -> str:
+    """Says whether a metric's difference is more than noise; "" if a run lacks the metric."""
+    if metric.low is None or metric.high is None:
+        return "" if metric.difference is None else metric.basis
+    verdict = "yes" if metric.is_real else "no"
+    if metric.is_real and metric.is_better is not None:
+        verdict += ", better" if metric.is_better else ", worse"
+    return f"{verdict}: {format_number(metric.low)} to {format_number(metric.high)} ({metric.basis})"
 
 
 def shorten(value: str | None) -> str:

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,23 +83,26 @@ def main(words: list[str]) -> Outcome:
             raise ConfigError(f"{folder}: there is no such folder")
     register_resolver()
     roots = options.folders or [Path(name) for name in DEFAULT_FOLDERS if Path(name).is_dir()]
-    found = find_runs([root.absolute() for root in roots], least_age, options.checkpoints)
-    if not found:
+    runs = find_runs([root.absolute() for root in roots], least_age, options.checkpoints)
+    problems: list[str] = []
+    if runs:
+        problems = offer_deletion(runs, roots, options)
+    else:
         print(f"no folder of a run in {', '.join(map(str, options.folders or DEFAULT_FOLDERS))}")
-    problems = offer_deletion(found, roots, options) if found else []
-    folders = [{**asdict(run), "is_deletable": run.is_deletable} for run in found]
-    freed = sum(run.bytes for run in found if run.is_deleted)
-    values = {"folders": folders, "freed": freed, "error": next(iter(problems), None)}
+    folders = [{**asdict(run), "is_deletable": run.is_deletable} for run in runs]
+    freed = sum(run.bytes for run in runs if run.is_deleted)
+    values = {"folders": folders, "freed": freed, "error": problems[0] if problems else None}
     return Outcome(FAILED if problems else FINISHED, lambda: values)
 
 
-def offer_deletion(found: Sequence[FoundRun], roots: Sequence[Path], options: argparse.Namespace) -> list[str]:
+def offer_deletion(runs: Sequence[FoundRun], roots: Sequence[Path], options: argparse.Namespace) -> list[str]:
     """Shows the runs and, if the user agrees, deletes those that may be deleted.
 
     Returns why others could not be deleted.
     """
-    show(found)
-    chosen = sorted((run for run in found if run.is_deletable), key=lambda run: -len(run.folder.parts))
+    show(runs)
+    chosen = [run for run in runs if run.is_deletable]
+    chosen.sort(key=lambda run: -len(run.folder.parts))  # jobs before their sweep
     what = "the checkpoints" if options.checkpoints else "the folders"
     total = format_bytes(sum(run.bytes for run in chosen))
     if not chosen:
@@ -111,7 +114,11 @@ def offer_deletion(found: Sequence[FoundRun], roots: Sequence[Path], options: ar
     if not (options.yes or is_confirmed(f"delete {what} of {len(chosen)} runs? [y/N] ")):
         print("nothing is deleted" if sys.stdin.isatty() else "nothing is deleted; add --yes to delete them")
         return []
-    problems = [problem for run in chosen if (problem := delete(run, options.checkpoints))]
+    problems = []
+    for run in chosen:
+        problem = delete(run, options.checkpoints)
+        if problem:
+            problems.append(problem)
     remove_empty_parents(chosen, roots)
     deleted = [run for run in chosen if run.is_deleted]
     print(f"deleted {what} of {len(deleted)} runs: {format_bytes(sum(run.bytes for run in deleted))}")
@@ -130,24 +137,44 @@ def parse_age(text: str) -> float:
 
 def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -> list[FoundRun]:
     """Returns the runs in some folders, the largest first, with each run's state."""
-    folders = list(dict.fromkeys(folder for root in roots for folder in find_run_folders(root)))
     store = StoreCheck()
-    runs = {folder: describe_folder(folder, least_age, only_checkpoints, store=store) for folder in folders}
-    stores = {sqlite_file(str(RunFolder(folder).read_record().get("uri"))) for folder in folders} - {None}
+    runs: dict[Path, FoundRun] = {}
+    for root in roots:
+        for folder in find_run_folders(root):
+            if folder not in runs:
+                runs[folder] = describe_folder(folder, least_age, only_checkpoints, store=store)
+    keep_stores(runs)
     for folder, run in runs.items():
-        if any(file is not None and file.is_relative_to(folder) for file in stores):
-            run.state = "holds a tracking store"
-    for sweep in [folder for folder in folders if RunFolder(folder).ledger.is_file()]:
-        jobs = [run for folder, run in runs.items() if folder != sweep and folder.is_relative_to(sweep)]
-        if runs[sweep].status != "FINISHED":
-            for job in (job for job in jobs if job.is_deletable and not only_checkpoints):
-                job.state = "its sweep is not finished"
-        if runs[sweep].is_deletable and not all(job.is_deletable for job in jobs):
-            runs[sweep].state = "it holds jobs that stay"
+        if RunFolder(folder).ledger.is_file():
+            jobs = [job for inner, job in runs.items() if inner != folder and inner.is_relative_to(folder)]
+            keep_sweep(run, jobs, only_checkpoints)
     return sorted(runs.values(), key=lambda run: -run.bytes)
 
 
+def keep_stores(runs: Mapping[Path, FoundRun]) -> None:
+    """Keeps the folders that contain the store of a run."""
+    stores = []
+    for folder in runs:
+        file = sqlite_file(str(RunFolder(folder).read_record().get("uri")))
+        if file is not None:
+            stores.append(file)
+    for folder, run in runs.items():
+        if any(file.is_relative_to(folder) for file in stores):
+            run.state = "holds a tracking store"
+
+
+def keep_sweep(sweep: FoundRun, jobs: Sequence[FoundRun], only_checkpoints: bool) -> None:
+    """Keeps the jobs of a sweep that is not finished, and a sweep some of whose jobs stay."""
+    if sweep.status != "FINISHED" and not only_checkpoints:
+        for job in jobs:
+            if job.is_deletable:
+                job.state = "its sweep is not finished"
+    if sweep.is_deletable and not all(job.is_deletable for job in jobs):
+        sweep.state = "it holds jobs that stay"
+
+
 def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, store: StoreCheck) -> FoundRun:
+    """Returns the run in a folder, with the reason if it stays."""
     files = RunFolder(folder)
     state = RunState.read(folder)
     own, others = list_deletable(files, only_checkpoints)
@@ -202,7 +229,8 @@ def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path]
     own, others = files.split_files()
     if only_checkpoints:
         start = f"{files.checkpoints.name}{os.sep}"
-        own, others = ([name for name in names if f"{name}{os.sep}".startswith(start)] for names in (own, others))
+        own = [name for name in own if f"{name}{os.sep}".startswith(start)]
+        others = [name for name in others if f"{name}{os.sep}".startswith(start)]
     return [files.path / name for name in own], others
 
 
@@ -212,6 +240,7 @@ def name_others(names: Sequence[str]) -> str:
 
 
 def measure(path: Path) -> int:
+    """Returns the size of a file in bytes; 0 if it is gone."""
     with contextlib.suppress(OSError):
         return path.lstat().st_size
     return 0
@@ -224,7 +253,8 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
         with files.lock_recording(seconds=0), files.lock_writing():
             if RunState.read(run.folder).status != "FINISHED":
                 return f"{run.folder}: it goes on"
-            if not only_checkpoints and (other := find_other_run(run.folder)):
+            other = None if only_checkpoints else find_other_run(run.folder)
+            if other is not None:
                 return f"{run.folder}: it holds another run, {other}"
             own, others = list_deletable(files, only_checkpoints)
             if others:
@@ -242,9 +272,10 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
 
 def find_other_run(folder: Path) -> str | None:
     """Returns the folder of another run inside a run's folder, or None."""
-    return next(
-        (base for base, _, names in os.walk(folder) if base != str(folder) and RunFolder.MARKS & {*names}), None
-    )
+    for base, _, names in os.walk(folder):
+        if base != str(folder) and not RunFolder.MARKS.isdisjoint(names):
+            return base
+    return None
 
 
 def remove_empty_parents(runs: Sequence[FoundRun], roots: Sequence[Path]) -> None:
@@ -259,10 +290,11 @@ def remove_empty_parents(runs: Sequence[FoundRun], roots: Sequence[Path]) -> Non
 
 
 def show(runs: Sequence[FoundRun]) -> None:
+    """Prints a line about each run."""
     for run in runs:
         age = format_duration(run.age) if run.age < SECONDS["d"] else f"{run.age / SECONDS['d']:.0f} d"
-        words = [format_bytes(run.bytes), age, run.status or "-", run.state]
-        print(f"{words[0]:>9}  {words[1]:>12}  {words[2]:<8}  {words[3]:<24}  {os.path.relpath(run.folder)}")
+        size = format_bytes(run.bytes)
+        print(f"{size:>9}  {age:>12}  {run.status or '-':<8}  {run.state:<24}  {os.path.relpath(run.folder)}")
 
 
 def is_confirmed(question: str) -> bool:

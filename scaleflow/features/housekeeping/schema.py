@@ -17,7 +17,7 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -55,17 +55,11 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
 
     Raises ConfigError if there is no such group.
     """
-    hints = type_hints(Plan)
-    known = {*(path.name for folder in list_conf_folders() for path in folder.iterdir() if path.is_dir()), "sweep"}
-    groups: dict[str, Any] = {}
-    for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint) and name in known:
-            groups[name] = hint
-    for name, classes in list_sections().items():
-        groups.setdefault(name, classes[0])
+    groups = list_groups()
     if group is None:
-        sections: dict[str, Any] = {name: describe_section(name, hint) for name, hint in groups.items()}
-        schema = describe_object(sections | dict.fromkeys(MORE_KEYS, True), others=False)
+        keys: dict[str, Any] = {name: describe_section(name, cls) for name, cls in groups.items()}
+        keys |= dict.fromkeys(MORE_KEYS, True)
+        schema = describe_object(keys, others=False)
     elif group in groups:
         schema = describe_section(group, groups[group])
         schema["properties"]["defaults"] = True
@@ -74,34 +68,60 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
 
 
+def list_groups() -> dict[str, Any]:
+    """Returns the dataclass of each config group: of the core, otherwise of a feature."""
+    names = {"sweep"}
+    for folder in list_conf_folders():
+        names.update(path.name for path in folder.iterdir() if path.is_dir())
+    groups: dict[str, Any] = {}
+    for name, hint in type_hints(Plan).items():
+        if dataclasses.is_dataclass(hint) and name in names:
+            groups[name] = hint
+    for name, classes in list_sections().items():
+        groups.setdefault(name, classes[0])
+    return groups
+
+
 def describe_section(group: str, cls: Any) -> dict[str, Any]:
     """Returns the schema of a group: keys of its dataclass, and further keys of scaleflow's own options."""
-    texts = {key: text for file in list_option_files(group) for key, text in read_comments(file.read_text())}
-    for shared in (file for folder in list_conf_folders() for file in folder.glob("*.yaml")):
-        part = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", shared.read_text(), re.M)
-        texts |= dict(read_comments(part[1] if part else ""))
-    schema = describe_class(cls, group, others="target" in {each.name for each in dataclasses.fields(cls)})
+    has_target = "target" in {field.name for field in dataclasses.fields(cls)}
+    schema = describe_class(cls, group, others=has_target)
     properties = dict(schema["properties"])
     for section in list_sections().get(group, ()):
         properties.update(describe_class(section, group)["properties"])
-    keys = {name: properties.get(name, {}) for name in (*properties, *texts)}
-    described = {name: {"description": texts[name], **key} if name in texts else key for name, key in keys.items()}
-    return {**schema, "properties": described}
+    for key, comment in read_group_comments(group).items():
+        properties[key] = {"description": comment, **properties.get(key, {})}
+    return {**schema, "properties": properties}
 
 
-def read_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the top-level keys of a YAML text with their comments."""
-    lines = [match for line in text.splitlines() if (match := COMMENTED.match(line))]
-    first = min((match["indent"] for match in lines if match["key"]), default="")
-    found = dict[str, str]()
-    name = ""
-    for match in lines:
-        if match["key"]:
-            name = match["key"] if match["indent"] == first else ""
-            found |= {name: match["text"]}
+def read_group_comments(group: str) -> dict[str, str]:
+    """Returns the comments of a group's keys in the YAML files of its options and in those of the whole config."""
+    comments: dict[str, str] = {}
+    for file in list_option_files(group):
+        comments |= read_comments(file.read_text())
+    for folder in list_conf_folders():
+        for file in folder.glob("*.yaml"):
+            section = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", file.read_text(), re.M)
+            if section:
+                comments |= read_comments(section[1])
+    return comments
+
+
+def read_comments(text: str) -> dict[str, str]:
+    """Returns the comments of the top-level keys of a YAML text, by key."""
+    matches = [COMMENTED.match(line) for line in text.splitlines()]
+    lines = [match for match in matches if match]
+    top_indent = min((line["indent"] for line in lines if line["key"]), default="")
+    comments: dict[str, str] = {}
+    key = ""  # the last top-level key; "" after the key of an inner mapping
+    for line in lines:
+        if line["key"]:
+            key = line["key"] if line["indent"] == top_indent else ""
+            comments[key] = line["text"]
         else:
-            found[name] = f"{found.get(name, '')} {match['more']}"
-    return ((key, text) for key, text in found.items() if key)
+            comments[key] = f"{comments.get(key, '')} {line['more']}"
+    comments.pop("", None)
+    return comments
 
 
 def describe_class(cls: Any, section: str = "", others: bool = False) -> dict[str, Any]:
@@ -110,12 +130,17 @@ def describe_class(cls: Any, section: str = "", others: bool = False) -> dict[st
     `others` allows further keys: the arguments of a `_target_`.
     """
     hints = list_key_types(cls, section)
-    fields = {each.name: each.metadata for each in dataclasses.fields(cls) if each.name != "target"}
-    keys = {name: {"anyOf": [describe_hint(hints[name], limits), LATER]} for name, limits in fields.items()}
-    return describe_object(keys | ({"_target_": {"type": "string"}} if others else {}), others)
+    keys: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if field.name != "target":
+            keys[field.name] = {"anyOf": [describe_hint(hints[field.name], field.metadata), LATER]}
+    if others:
+        keys["_target_"] = {"type": "string"}
+    return describe_object(keys, others)
 
 
 def describe_object(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
+    """Returns the schema of a mapping with these keys. `others` allows further keys."""
     return {"type": "object", "properties": dict(keys), "additionalProperties": others}
 
 
@@ -125,7 +150,7 @@ def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     inner = get_args(hint)
     describe = partial(describe_hint, limits=limits)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [describe(each) for each in inner]}
+        return {"anyOf": [describe(option) for option in inner]}
     if origin is Literal:
         return {"enum": list(inner)}
     if origin is list:
@@ -138,6 +163,13 @@ def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
         described = describe_class(hint)
         if hint is EarlyStopping:
             return {"anyOf": [described, {"enum": ["auto"]}]}
-        return {"anyOf": [described, described["properties"]["by"]]} if hint is Split else described
-    bounds = {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS and hint in (int, float)}
+        if hint is Split:
+            return {"anyOf": [described, described["properties"]["by"]]}
+        return described
+    bounds = describe_bounds(limits) if hint in (int, float) else {}
     return {"type": PLAIN[hint], **bounds}
+
+
+def describe_bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the limits of a number by their names in a schema."""
+    return {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS}
