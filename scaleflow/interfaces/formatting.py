@@ -26,7 +26,9 @@ def format_number(value: float) -> str:
     size = abs(value)
     if 1000 <= size < 100_000:
         return f"{value:.5g}"
-    return f"{value:.4g}" if 0.0001 <= size < 1000 else f"{value:.3g}"
+    if 0.0001 <= size < 1000:
+        return f"{value:.4g}"
+    return f"{value:.3g}"
 
 
 def format_with_interval(values: Mapping[str, float], name: str, more: str = "") -> str:
@@ -34,10 +36,15 @@ def format_with_interval(values: Mapping[str, float], name: str, more: str = "")
 
     `more` is added within the parentheses.
     """
-    low, high = (values.get(f"{name}{end}") for end in ("_low", "_high"))
-    interval = "" if low is None or high is None else f"{low:.3g} to {high:.3g}"
-    brackets = "; ".join(part for part in (interval, more) if part)
-    return format_number(values[name]) + (f" ({brackets})" if brackets else "")
+    number = format_number(values[name])
+    notes = []
+    low = values.get(f"{name}_low")
+    high = values.get(f"{name}_high")
+    if low is not None and high is not None:
+        notes.append(f"{low:.3g} to {high:.3g}")
+    if more:
+        notes.append(more)
+    return f"{number} ({'; '.join(notes)})" if notes else number
 
 
 def format_duration(seconds: float) -> str:
@@ -60,14 +67,16 @@ def join_first(words: Sequence[str], most: int = MAX_NAMED, count: int | None = 
 
     `count` is the number of existing words, if `words` does not contain all of them.
     """
+    joined = between.join(words[:most])
     left = (len(words) if count is None else count) - most
-    return between.join(words[:most]) + (f" and {left:,} more" if left > 0 else "")
+    return f"{joined} and {left:,} more" if left > 0 else joined
 
 
 class Readable:
     """Prints as rows of (label, value), and shows as a table in a notebook."""
 
     def list_rows(self) -> Sequence[tuple[str, str]]:
+        """Returns the rows, each a label and a value."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -76,11 +85,12 @@ class Readable:
         return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
     def _repr_html_(self) -> str:
-        cells = (
-            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
-            for label, value in self.list_rows()
-        )
-        return f"<table>{''.join(cells)}</table>"
+        table = ""
+        for label, value in self.list_rows():
+            head = f'<th style="text-align:left">{escape(label)}</th>'
+            cell = f'<td style="text-align:left">{escape(value)}</td>'
+            table += f"<tr>{head}{cell}</tr>"
+        return f"<table>{table}</table>"
 
 
 #: Values of single steps, which are reported with the metrics, and their titles.
@@ -88,14 +98,15 @@ OF_STEPS = {"train/learning_rate": "learning rate", "train/gradient_norm": "grad
 
 
 def list_metric_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns rows with the metrics of the test and their intervals; without a test, of validation,
-    else of training.
-    """
+    """Returns rows with the metrics of the test and their intervals; without a test, of validation or of training."""
     for split in ("test/", "val/", "train/"):
-        ends = {f"{name}{end}" for name in values for end in ("_low", "_high")}
-        names = [name for name in values if name.startswith(split) and name not in ends and name not in OF_STEPS]
-        if names:
-            return [(name.replace("/", " "), format_with_interval(values, name)) for name in names]
+        rows = []
+        for name in values:
+            is_bound = name.endswith(("_low", "_high")) and name.rpartition("_")[0] in values
+            if name.startswith(split) and not is_bound and name not in OF_STEPS:
+                rows.append((name.replace("/", " "), format_with_interval(values, name)))
+        if rows:
+            return rows
     return []
 
 
@@ -109,7 +120,9 @@ def format_csv(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 def to_json(value: Any) -> Any:
     """Returns a value with null instead of numbers that JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(key): to_json(each) for key, each in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -27,7 +27,14 @@ class Column(NamedTuple):
 
 
 #: The metrics of a line, in order, with their ranks.
-METRIC_RANKS = {"train/loss": 3, "train/accuracy": 5, "train/mae": 5, "val/loss": 2, "val/accuracy": 1, "val/mae": 1}
+METRIC_RANKS = {
+    "train/loss": 3,
+    "train/accuracy": 5,
+    "train/mae": 5,
+    "val/loss": 2,
+    "val/accuracy": 1,
+    "val/mae": 1,
+}
 RATE_RANK = 6
 LEFT_RANK = 4
 
@@ -48,23 +55,27 @@ def list_figures(values: Mapping[str, Any], left: str = "") -> list[Column]:
     for name, rank in METRIC_RANKS.items():
         if name in values:
             label = name.removeprefix("train/").replace("/", " ")
-            columns.append(
-                Column(rank, len(label) + 1 + NUMBER_WIDTH, f"{label} {format_number(values[name]):<{NUMBER_WIDTH}}")
-            )
+            text = f"{label} {format_number(values[name]):<{NUMBER_WIDTH}}"
+            columns.append(Column(rank, len(label) + 1 + NUMBER_WIDTH, text))
     rate = values.get("perf/examples_per_second")
     if rate is not None and math.isfinite(rate):
         columns.append(Column(RATE_RANK, RATE_WIDTH, f"{rate:,.0f} examples/s"))
-    return [*columns, Column(LEFT_RANK, LEFT_WIDTH, left)] if left else columns
+    if left:
+        columns.append(Column(LEFT_RANK, LEFT_WIDTH, left))
+    return columns
 
 
 def fit_columns(start: str, columns: Sequence[Column], width: int | None) -> str:
     """Joins the columns that fit into a width after the start of the line."""
-    columns = list(columns)
-    while width is not None and columns:
-        if sum(2 + max(each.width, len(each.text.rstrip())) for each in columns) + len(start) <= width:
+    shown = list(columns)
+    while width is not None and shown:
+        needed = len(start) + sum(2 + max(column.width, len(column.text.rstrip())) for column in shown)
+        if needed <= width:
             break
-        columns.remove(max(columns, key=lambda each: each.rank))
-    return "  ".join(part for part in (start, *(each.text for each in columns)) if part).rstrip()
+        shown.remove(max(shown, key=lambda column: column.rank))
+    parts = [start] if start else []
+    parts += [column.text for column in shown if column.text]
+    return "  ".join(parts).rstrip()
 
 
 def wrap_line(text: str, width: int | None, indent: int = 2) -> list[str]:
@@ -76,13 +87,16 @@ def wrap_line(text: str, width: int | None, indent: int = 2) -> list[str]:
         return [text]
     room = width - indent
     text = re.sub(r"(?<=\d) (?=(s|ms|min|h|MB|%)\b)", FIXED, text)
-    parts = [part if len(part) > room else part.replace(" ", FIXED) for part in re.split(r"( {2,})", text)]
-    parts[1::2] = re.findall(r" {2,}", text)
-    line = "".join(parts) if len(parts) > 1 else text
+    columns = re.split(r"( {2,})", text)  # every second part is the space between two columns
+    if len(columns) > 1:
+        for index in range(0, len(columns), 2):
+            if len(columns[index]) <= room:
+                columns[index] = columns[index].replace(" ", FIXED)
+        text = "".join(columns)
     lines = textwrap.wrap(
-        line, max(width, indent + 1), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        text, max(width, indent + 1), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return [each.replace(FIXED, " ") for each in lines]
+    return [line.replace(FIXED, " ") for line in lines]
 
 
 def format_row(label: str, value: str, column: int, width: int | None) -> list[str]:
@@ -95,10 +109,11 @@ def format_row(label: str, value: str, column: int, width: int | None) -> list[s
         return [line]
     if label.strip() in PASTED:
         return [label, value]
-    words = max(map(len, value.split()), default=0)
-    if column + words <= width:
+    longest_word = max((len(word) for word in value.split()), default=0)
+    if column + longest_word <= width:
         return wrap_line(line, width, column)
-    return [label, *wrap_line(f"  {value}", width)] if label.strip() else wrap_line(f"  {value}", width)
+    value_lines = wrap_line(f"  {value}", width)
+    return [label, *value_lines] if label.strip() else value_lines
 
 
 def lay_out_table(
@@ -117,37 +132,78 @@ def lay_out_table(
     """
     names = cells[0]
     rows = cells[1:]
-    broken = {name: re.sub(r"([./])(?=\w)| ", r"\1\n", name, count=1).split("\n") for name in names}
-    for heads, out in [({name: [name] for name in names}, 0), *((broken, n) for n in range(len(less) + 1))]:
-        shown = [n for n, name in enumerate(names) if name not in less[:out]]
-        widths = {n: max(map(len, (*heads[names[n]], *(row[n] for row in rows)))) for n in shown}
-        if width is None or sum(widths.values()) + 2 * len(shown) - 2 <= width:
-            break
-    else:
-        return [], [
-            wrap_line("  ".join(f"{name} {cell}" for name, cell in zip(names, row, strict=True) if cell), width)
-            for row in rows
-        ]
+    columns = []
+    for index, name in enumerate(names):
+        columns.append(TableColumn(name, [row[index] for row in rows], is_left=name in left))
+    if is_too_wide(columns, width):
+        for column in columns:
+            column.break_head()
+    left_out: list[str] = []
+    for name in less:
+        if is_too_wide(columns, width):
+            left_out.append(name)
+            columns = [column for column in columns if column.name not in left_out]
+    if is_too_wide(columns, width):
+        return [], [wrap_line(name_cells(names, row), width) for row in rows]
+    height = max(len(column.head) for column in columns)
+    head = [join_cells([column.head_line(line, height) for column in columns]) for line in range(height)]
+    lines = []
+    for number in range(len(rows)):
+        lines.append([join_cells([column.align(column.cells[number]) for column in columns])])
+    return head, lines
 
-    def align(texts: Mapping[int, str]) -> str:
-        aligned = (f"{text:<{widths[n]}}" if names[n] in left else f"{text:>{widths[n]}}" for n, text in texts.items())
-        return "  ".join(aligned).rstrip()
 
-    height = max(len(heads[names[n]]) for n in shown)
-    parts = {n: [""] * (height - len(heads[names[n]])) + heads[names[n]] for n in shown}
-    head = [align({n: part[line] for n, part in parts.items()}) for line in range(height)]
-    return head, [[align({n: row[n] for n in shown})] for row in rows]
+class TableColumn:
+    """A column of a table: its head, which may have two lines, and its cells."""
+
+    def __init__(self, name: str, cells: Sequence[str], is_left: bool) -> None:
+        self.name = name
+        self.head = [name]
+        self.cells = cells
+        self.width = max(len(text) for text in (name, *cells))
+        self._is_left = is_left
+
+    def break_head(self) -> None:
+        """Breaks the head after its first point or slash, or at its first space."""
+        self.head = re.sub(r"([./])(?=\w)| ", r"\1\n", self.name, count=1).split("\n")
+        self.width = max(len(text) for text in (*self.head, *self.cells))
+
+    def head_line(self, line: int, height: int) -> str:
+        """Returns a line of the head, which is at the bottom of a table's head of `height` lines."""
+        missing = height - len(self.head)
+        return self.align("" if line < missing else self.head[line - missing])
+
+    def align(self, text: str) -> str:
+        """Pads a text to the width of the column."""
+        return text.ljust(self.width) if self._is_left else text.rjust(self.width)
+
+
+def is_too_wide(columns: Sequence[TableColumn], width: int | None) -> bool:
+    """Whether columns, with two spaces between them, are wider than a terminal."""
+    return width is not None and sum(column.width + 2 for column in columns) - 2 > width
+
+
+def join_cells(cells: Sequence[str]) -> str:
+    return "  ".join(cells).rstrip()
+
+
+def name_cells(names: Sequence[str], row: Sequence[str]) -> str:
+    """Returns the cells of a row that are not empty, each after the name of its column."""
+    return "  ".join(f"{name} {cell}" for name, cell in zip(names, row, strict=True) if cell)
 
 
 def format_run_line(event: RunReady) -> str:
     """Returns the first line of a run: its name, its model, its devices and its length."""
-    resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
-    total = int(resolved["parameters"])
-    trainable = int(resolved["trainable_parameters"])
-    by_epoch = json.loads(resolved.get("trainable_parameters_by_epoch", "{}"))
+    params = event.params
+    total = int(params["resolved.parameters"])
+    trainable = int(params["resolved.trainable_parameters"])
+    by_epoch = json.loads(params.get("resolved.trainable_parameters_by_epoch", "{}"))
     later = "".join(f", from epoch {epoch} on {number:,}" for epoch, number in by_epoch.items() if epoch != "0")
-    count = f"all {total:,}" if trainable == total and not later else f"{by_epoch.get('0', trainable):,} of {total:,}"
-    batch = resolved.get("global_batch_size")
+    if trainable == total and not later:
+        count = f"all {total:,}"
+    else:
+        count = f"{by_epoch.get('0', trainable):,} of {total:,}"
+    batch = params.get("resolved.global_batch_size")
     length = f"global batch {batch}, {event.steps} steps" if batch else "trying batch sizes"
-    devices = f"{resolved['replicas']} replica(s) on {resolved['hardware']}"
+    devices = f"{params['resolved.replicas']} replica(s) on {params['resolved.hardware']}"
     return f"{event.name}: {count} parameters train{later}, {devices}, {length}"

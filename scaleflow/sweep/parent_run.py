@@ -30,7 +30,7 @@ from scaleflow.launcher.feature_hooks import FeatureHooks
 from scaleflow.launcher.launch import answer_run
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.recording.description import (
-    LONGEST,
+    MAX_LENGTH,
     cut_text,
     describe_command,
     describe_loading,
@@ -222,7 +222,7 @@ def describe_sweep(report: SweepReport, folder: Path) -> str:
     head = join_parts([cut_text(summary, MARKDOWN), loading, repeat])
     rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
     cells = format_cells(report.rows[:MAX_ROWS], report.shown)
-    room = LONGEST - len(head) - len(rest) - 4
+    room = MAX_LENGTH - len(head) - len(rest) - 4
     table = format_long_table(cells, room, f"{{:,}} more rows are in {MARKDOWN}.", total=len(report.rows))
     return "\n\n".join(filter(None, (head, table, rest)))
 

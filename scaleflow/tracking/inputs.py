@@ -25,22 +25,25 @@ DIGEST_KEYS = ("covers", "version")
 
 def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
     """Returns one input per split. The tag `mlflow.data.context` names the split."""
-    return [
-        DatasetInput(describe_split(data, split), [InputTag(MLFLOW_DATASET_CONTEXT, name)])
-        for name, split in data.splits.items()
-    ]
+    inputs = []
+    for name, split in data.splits.items():
+        tag = InputTag(MLFLOW_DATASET_CONTEXT, name)
+        inputs.append(DatasetInput(describe_split(data, split), [tag]))
+    return inputs
 
 
 def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
+    """Returns a split as MLflow's description of a dataset."""
     source_type, source = make_dataset_source(data.source)
     profile = {"num_rows": split["examples"], "kind": data.kind}
-    profile |= {f"digest_{key}": split[key] for key in DIGEST_KEYS}
+    for key in DIGEST_KEYS:
+        profile[f"digest_{key}"] = split[key]
     if data.classes:
         profile["classes"] = data.classes
     if len(json.dumps(profile)) > MAX_TEXT:
         profile["classes"] = count_class_names(data.classes)
-    tensors = {name: to_schema(split[name]).to_json() for name in ("inputs", "targets")}
-    schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
+    tensors = {"features": to_schema(split["inputs"]).to_json(), "targets": to_schema(split["targets"]).to_json()}
+    schema = {"mlflow_tensorspec": tensors}
     return Dataset(
         name=data.name,
         digest=split["digest"],
@@ -57,21 +60,25 @@ def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
     Datasets of later evaluations are left out. If the run was resumed with changed data, a split has several inputs,
     and only `version` is returned for it, with the value None.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for each in run.inputs.dataset_inputs if run.inputs else ():
-        names = [tag.value for tag in each.tags if tag.key == MLFLOW_DATASET_CONTEXT]
-        profile = json.loads(each.dataset.profile or "{}")
-        digests = {key: profile.get(f"digest_{key}") for key in DIGEST_KEYS}
-        split = {"examples": profile.get("num_rows"), "digest": each.dataset.digest, **digests}
-        for name in (each for each in names if each != EVALUATED):
-            found[name] = split if found.get(name, split) == split else {"version": None}
-    return found
+    splits: dict[str, dict[str, Any]] = {}
+    for dataset_input in run.inputs.dataset_inputs if run.inputs else ():
+        profile = json.loads(dataset_input.dataset.profile or "{}")
+        split = {"examples": profile.get("num_rows"), "digest": dataset_input.dataset.digest}
+        for key in DIGEST_KEYS:
+            split[key] = profile.get(f"digest_{key}")
+        for tag in dataset_input.tags:
+            if tag.key != MLFLOW_DATASET_CONTEXT or tag.value == EVALUATED:
+                continue
+            is_same = splits.get(tag.value, split) == split
+            splits[tag.value] = split if is_same else {"version": None}
+    return splits
 
 
 def count_class_names(classes: Any) -> Any:
     """Returns the number of class names; with several outputs, a dict with the number for each."""
-    is_dict = isinstance(classes, Mapping)
-    return {name: count_class_names(each) for name, each in classes.items()} if is_dict else len(classes)
+    if isinstance(classes, Mapping):
+        return {output: count_class_names(names) for output, names in classes.items()}
+    return len(classes)
 
 
 def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -84,5 +91,10 @@ def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 def to_schema(specs: Mapping[str, Any]) -> Schema:
     """Converts the dtype and shape of one example's tensor, or of a dict of tensors, to an MLflow schema."""
-    named = {None: specs} if isinstance(specs.get("dtype"), str) else specs
-    return Schema([to_tensor_spec({**each, "shape": (-1, *each["shape"])}, name) for name, each in named.items()])
+    is_single = isinstance(specs.get("dtype"), str)
+    named = {None: specs} if is_single else specs
+    tensors = []
+    for name, spec in named.items():
+        batch = {**spec, "shape": (-1, *spec["shape"])}
+        tensors.append(to_tensor_spec(batch, name))
+    return Schema(tensors)

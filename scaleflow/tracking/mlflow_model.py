@@ -54,9 +54,10 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
-    for path in (path for pattern in DATA for path in exported.glob(pattern)):
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        copy(path, data / path.name)
+    for pattern in DATA:
+        for path in exported.glob(pattern):
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, data / path.name)
     package = copy_serving_code(folder / "code")
     requirements = write_requirements(folder, metadata)
     state = LearnedState.from_json(json.loads((exported / "learned_state.json").read_text("utf-8")))
@@ -96,14 +97,17 @@ def read_example(exported: Path, pictures: Any) -> Any:
     single = exported / "input_example.npy"
     if single.is_file():
         example = np.load(single)
-        return pd.DataFrame({"picture": decode_pictures(example)}) if pictures else example
+        if pictures:
+            return pd.DataFrame({"picture": decode_pictures(example)})
+        return example
     with np.load(exported / "input_example.npz") as arrays:
         named = dict(arrays)
     if not pictures:
         return named
-    return pd.DataFrame(
-        {name: decode_pictures(each) if name in pictures else list(each) for name, each in named.items()}
-    )
+    columns = {}
+    for name, values in named.items():
+        columns[name] = decode_pictures(values) if name in pictures else list(values)
+    return pd.DataFrame(columns)
 
 
 def decode_pictures(texts: Any) -> list[bytes]:
@@ -120,26 +124,29 @@ def make_input_schema(tensors: dict[str, Any], pictures: Any = ()) -> Schema:
     named = name_tensors(tensors)
     if list(pictures) == [""]:
         return Schema([ColSpec(DataType.binary)])
-    if "" not in named and all(len(tensor["shape"]) == 1 or name in pictures for name, tensor in named.items()):
-        return Schema([ColSpec(DataType.binary if name in pictures else AnyType(), name) for name in named])
-    return make_tensor_schema(tensors)
+    has_single_values = all(len(tensor["shape"]) == 1 or name in pictures for name, tensor in named.items())
+    if "" in named or not has_single_values:
+        return make_tensor_schema(tensors)
+    columns = []
+    for name in named:
+        columns.append(ColSpec(DataType.binary if name in pictures else AnyType(), name))
+    return Schema(columns)
 
 
 def make_output_schema(state: LearnedState) -> Schema:
     """Returns the schema of the predictions. A column with a value for each position contains arrays."""
     outputs = name_leaves(state.outputs)
-    empty = make_prediction_columns(
-        outputs, {name: np.zeros((1, *each.model_shape), each.dtype) for name, each in outputs.items()}
-    )
-    return Schema([ColSpec(to_column_type(values), name) for name, values in empty.items()])
+    logits = {name: np.zeros((1, *output.model_shape), output.dtype) for name, output in outputs.items()}
+    columns = make_prediction_columns(outputs, logits)
+    return Schema([ColSpec(to_column_type(values), name) for name, values in columns.items()])
 
 
 def to_column_type(values: np.ndarray[Any, Any]) -> Any:
     """Returns MLflow's type for the cells of a column. `values` [1] or [1, ...] are an example of the column."""
-    found: Any = DataType.float if values.dtype == np.float32 else COLUMN_TYPES[values.dtype.kind]
+    cell_type: Any = DataType.float if values.dtype == np.float32 else COLUMN_TYPES[values.dtype.kind]
     for _ in values.shape[1:]:
-        found = ArrayType(found)
-    return found
+        cell_type = ArrayType(cell_type)
+    return cell_type
 
 
 def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
@@ -164,19 +171,22 @@ def name_tensors(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, dict
     if isinstance(tensors.get("dtype"), str):
         return {prefix: dict(tensors)}
     start = f"{prefix}/" if prefix else ""
-    return {name: each for key, part in tensors.items() for name, each in name_tensors(part, start + key).items()}
+    named: dict[str, dict[str, Any]] = {}
+    for key, inner in tensors.items():
+        named |= name_tensors(inner, start + key)
+    return named
 
 
 def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpec:
-    return TensorSpec(
-        np.dtype(object if tensor["dtype"] == "string" else tensor["dtype"]), tuple(tensor["shape"]), name
-    )
+    """Returns MLflow's description of a tensor. Texts are objects, since its tensors have no string type."""
+    dtype = np.dtype(object if tensor["dtype"] == "string" else tensor["dtype"])
+    return TensorSpec(dtype, tuple(tensor["shape"]), name)
 
 
 def write_requirements(folder: Path, exporter: Mapping[str, str]) -> list[str]:
     """Writes a server's requirements to MLflow's three files and returns them. `exporter` has the worker's versions."""
-    versions = {name: exporter[name] for name in ("tensorflow", "keras")} | {name: version(name) for name in NEEDED}
-    requirements = [f"{name}=={each}" for name, each in versions.items()]
+    requirements = [f"{name}=={exporter[name]}" for name in ("tensorflow", "keras")]
+    requirements += [f"{name}=={version(name)}" for name in NEEDED]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
     write_environment(folder, requirements)
     return requirements

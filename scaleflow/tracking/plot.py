@@ -18,12 +18,18 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     title.
     """
     with table.open(newline="", encoding="utf-8") as file:
-        (_, *names), *rows = csv.reader(file)
+        head, *rows = csv.reader(file)
+    names = head[1:]
     if len(names) > MAX_CLASSES:
         return None
-    counts = [[int(cell) for cell in row[1:]] for row in rows]
-    correct = sum(row[i] for i, row in enumerate(counts))
-    total = sum(map(sum, counts))
+    counts = []
+    correct = 0
+    total = 0
+    for index, row in enumerate(rows):
+        row_counts = [int(cell) for cell in row[1:]]
+        counts.append(row_counts)
+        correct += row_counts[index]
+        total += sum(row_counts)
     matrix = draw_confusion_matrix("confusion matrix", counts, names)
     return write_picture(table, f"{split}: {correct:,} of {total:,} correct", matrix)
 

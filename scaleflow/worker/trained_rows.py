@@ -37,7 +37,7 @@ def write_seen(
     """
     from scaleflow import dataset
 
-    sys.path[:0] = [each for each in trained.search if each not in sys.path]
+    sys.path[:0] = [folder for folder in trained.search if folder not in sys.path]
     emit(PhaseBegan(f"reading {describe_data_name(trained)}, which a model was trained on"))
     column = plan.evaluation.id if plan.evaluation.id == trained.evaluation.id else None
     try:
@@ -51,16 +51,13 @@ def write_seen(
         raise ConfigError(
             f"the rows that a model was trained on cannot be read, so they cannot be left out: {error}"
         ) from error
-    np.save(path, np.array([each in known for each in identify(examples, column, names)], bool))
+    is_seen = [identity in known for identity in identify(examples, column, names)]
+    np.save(path, np.array(is_seen, bool))
 
 
 def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
     """Returns the names of inputs that are equal in kind and shape. Raises ConfigError if no input is equal."""
-    kinds = []
-    for each in (examples, others):
-        inputs = name_leaves(next(each.iterate(lambda inputs, *_: inputs), {}))
-        kinds.append({(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
-    common = kinds[0] & kinds[1]
+    common = describe_inputs(examples) & describe_inputs(others)
     if not common:
         raise ConfigError(
             "the runs have no inputs in common; train both with evaluation.id=COLUMN, which names their rows"
@@ -68,19 +65,24 @@ def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
     return sorted(name for name, *_ in common)
 
 
+def describe_inputs(rows: Rows) -> set[tuple[str, bool, tuple[int, ...]]]:
+    """Returns the name of each input, whether it is text, and the shape of its values."""
+    inputs = name_leaves(next(rows.iterate(lambda inputs, *_: inputs), {}))
+    return {(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()}
+
+
 def has_text(values: Any) -> bool:
+    """Whether values are texts, or objects, which are texts in a column of a table."""
     return np.asarray(values).dtype.kind in "OSU"
 
 
 def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
-    """Yields the identity of each example, in the order of the split: the value of a column, or a
-    digest of its inputs.
-    """
-
+    """Yields the identity of each example of a split: the value of a column, or a digest of its inputs."""
     if column is not None:
         places = np.arange(len(examples))
         (values,) = examples.open_columns([column], "evaluation.id")(places).values()
-        yield from (str(value).encode() for value in np.asarray(values).tolist())
+        for value in np.asarray(values).tolist():
+            yield str(value).encode()
         return
     for inputs in examples.iterate(lambda inputs, *_: inputs):
         named = name_leaves(inputs)
@@ -89,7 +91,7 @@ def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterat
 
 def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
     """Yields a digest of each row of some columns, [b, ...] each. Texts may be `str` or `bytes`."""
-    encoders = [encode_texts if has_text(each) else encode_numbers for each in columns]
+    encoders = [encode_texts if has_text(column) else encode_numbers for column in columns]
     for row in zip(*columns, strict=True):
         digest = hashlib.blake2b(digest_size=16)
         for encode, value in zip(encoders, row, strict=True):
@@ -104,5 +106,8 @@ def encode_numbers(value: Any) -> bytes:
 
 def encode_texts(value: Any) -> bytes:
     """Returns the bytes of a text, or of an array of texts, each preceded by its length."""
-    texts = [each.encode() if isinstance(each, str) else bytes(each) for each in np.ravel(np.asarray(value, object))]
-    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+    encoded = b""
+    for text in np.ravel(np.asarray(value, object)):
+        content = text.encode() if isinstance(text, str) else bytes(text)
+        encoded += len(content).to_bytes(8, "little") + content
+    return encoded

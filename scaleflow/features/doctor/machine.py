@@ -26,8 +26,14 @@ VARIABLES: Mapping[str, Sequence[str]] = {
     **{name: engine.variables for name, engine in list_engines().items() if engine.variables},
     "tpu": (*TPU_VARIABLES, "TPU_CONFIG", "TPU_LIBRARY_PATH", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"),
     "tensorflow": (
-        *("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_NUM_INTRAOP_THREADS"),
-        *("TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "XLA_FLAGS", "KERAS_BACKEND"),
+        "CUDA_VISIBLE_DEVICES",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
+        "TF_NUM_INTRAOP_THREADS",
+        "TF_NUM_INTEROP_THREADS",
+        "OMP_NUM_THREADS",
+        "XLA_FLAGS",
+        "KERAS_BACKEND",
     ),
 }
 
@@ -48,11 +54,13 @@ def read_versions() -> dict[str, str | None]:
 
 
 def describe_system() -> str:
+    """Returns the kernel, its release, the architecture, and the distribution if it has a name."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
     try:
         name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
         name = ""
-    return f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {name}" if name else "")
+    return f"{system}, {name}" if name else system
 
 
 def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
@@ -96,12 +104,13 @@ def cpu_limit(root: Path) -> float | None:
 
 def memory_limit(root: Path) -> int | None:
     """Returns the smallest memory limit of the process's control groups, in bytes, or None without a limit."""
-    texts = [
-        read_kernel_file(folder / name).strip()
-        for folder in control_groups(root, "memory")
-        for name in ("memory.max", "memory.limit_in_bytes")
-    ]
-    return min((int(text) for text in texts if text.isdigit() and int(text) < UNLIMITED), default=None)
+    limits = []
+    for folder in control_groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read_kernel_file(folder / name).strip()
+            if text.isdigit() and int(text) < UNLIMITED:
+                limits.append(int(text))
+    return min(limits, default=None)
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
@@ -115,7 +124,8 @@ def control_groups(root: Path, controller: str) -> list[Path]:
         if not controllers or controller in controllers.split(","):
             top = base / controller if controllers else base
             group = top / path.strip("/")
-            folders |= {group, *(parent for parent in group.parents if parent.is_relative_to(base))}
+            folders.add(group)
+            folders.update(parent for parent in group.parents if parent.is_relative_to(base))
     return sorted(folders)
 
 
@@ -131,19 +141,25 @@ def list_gpus() -> list[dict[str, Any]]:
     """Returns the GPUs that nvidia-smi lists, with memory in MiB. Raises the errors of `query_nvidia_smi`."""
     rows = query_nvidia_smi("index", "name", "memory.total", "memory.free", "driver_version")
     keys = ("index", "name", "memory_mb", "free_mb", "driver")
-    return [{key: int(cell) if cell.isdigit() else cell for key, cell in zip(keys, row, strict=False)} for row in rows]
+    gpus = []
+    for row in rows:
+        gpu: dict[str, Any] = {}
+        for key, cell in zip(keys, row, strict=False):
+            gpu[key] = int(cell) if cell.isdigit() else cell
+        gpus.append(gpu)
+    return gpus
 
 
 def read_environment() -> dict[str, dict[str, str]]:
     """Returns the `VARIABLES` that are set, with secrets masked."""
-    return {
-        who: {
-            name: mask_secrets(os.environ[name], name)
-            for name in names
-            if name in os.environ and REPORTED_WITH.get(name, name) in os.environ
-        }
-        for who, names in VARIABLES.items()
-    }
+    environment: dict[str, dict[str, str]] = {}
+    for who, names in VARIABLES.items():
+        environment[who] = {}
+        for name in names:
+            is_reported = REPORTED_WITH.get(name, name) in os.environ
+            if name in os.environ and is_reported:
+                environment[who][name] = mask_secrets(os.environ[name], name)
+    return environment
 
 
 def describe_tf_config() -> dict[str, Any] | None:

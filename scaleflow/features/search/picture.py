@@ -29,11 +29,10 @@ def draw_trial(table: Path, word: str, value: float) -> Path:
     with table.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     rows = [row for row in rows if row[1]]
-    settings = [float(row[0]) for row in rows]
-    measured = [float(row[1]) for row in rows]
+    settings = read_column(rows, 0)
+    measured = read_column(rows, 1)
     if SMOOTHED in header:
-        column = header.index(SMOOTHED)
-        line = [float(row[column]) for row in rows]
+        line = read_column(rows, header.index(SMOOTHED))
         first = line[0]
         least = min(line)
         low = least - 0.2 * (first - least)
@@ -59,6 +58,10 @@ def draw_trial(table: Path, word: str, value: float) -> Path:
     chart.add_line(*select_points(settings, line, low, high))
     chart.add_line([value, value], [low, high], "rule")
     return write_picture(table, word, chart.to_svg())
+
+
+def read_column(rows: Sequence[Sequence[str]], column: int) -> list[float]:
+    return [float(row[column]) for row in rows]
 
 
 def select_points(x: Sequence[float], y: Sequence[float], low: float, high: float) -> tuple[list[float], list[float]]:

@@ -59,7 +59,10 @@ Trial = RateTest | BatchSearch
 
 def to_params(trial: Trial, params: Mapping[str, str]) -> dict[str, str]:
     """Returns the params of a trial's run, made from the params of a training."""
-    varied = {f"resolved.{name}" for name in trial.varied}
-    kept = {key: value for key, value in params.items() if key not in varied}
-    options = {f"{FIND_PARAM}.{key}": str(value) for key, value in asdict(trial).items()}
-    return {**kept, FIND_PARAM: trial.name, **options}
+    trial_params = dict(params)
+    for name in trial.varied:
+        trial_params.pop(f"resolved.{name}", None)
+    trial_params[FIND_PARAM] = trial.name
+    for key, value in asdict(trial).items():
+        trial_params[f"{FIND_PARAM}.{key}"] = str(value)
+    return trial_params

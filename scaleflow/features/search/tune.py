@@ -97,17 +97,21 @@ def search(
     for key, instead in (("hydra/sweeper", "scaleflow -m"), ("hydra.sweep.dir", "--folder")):
         if key in words.keys:
             raise ConfigError(f"{key}: this command chooses it; leave it out, or use {instead}")
-    swept = {str(each.key_or_group) for each in words.parsed if each.is_sweep_override()}
-    single = [word for word, each in zip(overrides, words.parsed, strict=True) if not each.is_sweep_override()]
-    own = [word for word in single if not word.startswith(("sweep.", "hydra"))]
-    config = compose_config(own, config_dirs).resolved
-    space = [word for word in choose_space(config, words.keys) if word.partition("=")[0] not in swept]
+    words_of_run = []
+    for word, override in zip(overrides, words.parsed, strict=True):
+        if not override.is_sweep_override() and not word.startswith(("sweep.", "hydra")):
+            words_of_run.append(word)
+    config = compose_config(words_of_run, config_dirs).resolved
+    space = choose_space(config, words.keys)
     digest = hashlib.blake2b("\0".join(overrides).encode(), digest_size=4).hexdigest()
     try:
         return run_sweep(
-            *("hydra/sweeper=optuna5", "hydra.sweeper.pruner=median"),
+            "hydra/sweeper=optuna5",
+            "hydra.sweeper.pruner=median",
             f"hydra.sweeper.n_trials={trials or MAX_TRIALS}",
-            *(f"sweep.max_seconds={minutes * 60:g}", *space, *overrides),
+            f"sweep.max_seconds={minutes * 60:g}",
+            *space,
+            *overrides,
             config_dir=config_dirs,
             folder=folder or Path("multirun", f"tune-{digest}"),
         )
@@ -125,7 +129,9 @@ def name_best(result: SweepResult, overrides: Any, config_dirs: Any) -> CommandW
 
 def choose_space(config: Mapping[str, Any], typed: set[str]) -> list[str]:
     """Returns the sweep overrides of a search, from a run's config. Keys that the user has `typed` are left out."""
-    optimizer, training, model = (config.get(key) or {} for key in ("optimizer", "training", "model"))
+    optimizer = config.get("optimizer") or {}
+    training = config.get("training") or {}
+    model = config.get("model") or {}
     space: dict[str, str] = {}
     rate = optimizer.get("learning_rate")
     decay = optimizer.get("weight_decay")
@@ -136,22 +142,26 @@ def choose_space(config: Mapping[str, Any], typed: set[str]) -> list[str]:
     batch = training.get("batch_size")
     if isinstance(batch, int) or batch == BY_SIZE:
         sizes = BATCHES_BY_SIZE if batch == BY_SIZE else [batch * factor for factor in (1, 2, 4, 8)]
-        space["training.batch_size"] = ",".join(map(str, sizes))
+        space["training.batch_size"] = ",".join(str(size) for size in sizes)
     if isinstance(model.get("dropout"), float | int):
         space["model.dropout"] = "interval(0.0,0.5)"
-    for name in (each for each in (*WIDTHS, *DEPTHS) if model.get(each)):
-        choices = list_sizes(model[name], name in DEPTHS)
+    for name in (*WIDTHS, *DEPTHS):
+        choices = list_sizes(model.get(name), name in DEPTHS)
         if len(choices) > 1:
-            space[f"model.{name}"] = ",".join(str(each).replace(" ", "") for each in choices)
+            space[f"model.{name}"] = ",".join(str(choice).replace(" ", "") for choice in choices)
     return [f"{key}={values}" for key, values in space.items() if key not in typed]
 
 
 def list_sizes(value: Any, is_depth: bool) -> list[Any]:
-    """Returns the values to try for a size, or for a list of sizes."""
+    """Returns the values to try for a size, or for a list of sizes; [] for any other value, and for 0."""
+    if not value:
+        return []
     if value == BY_SIZE:
         return list(WIDTHS_BY_SIZE)
     if isinstance(value, int):
         return [value, 2 * value, 3 * value] if is_depth else [value, 2 * value, 4 * value]
-    if isinstance(value, list) and all(isinstance(each, int) for each in value):
-        return [[each * factor for each in value] for factor in (1, 2, 4)]
+    if isinstance(value, list) and all(isinstance(size, int) for size in value):
+        doubled = [2 * size for size in value]
+        quadrupled = [4 * size for size in value]
+        return [value, doubled, quadrupled]
     return []

@@ -16,10 +16,10 @@ from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.uri import format_loading
 
 #: MLflow's maximum length of a description, in characters.
-LONGEST = 8000
+MAX_LENGTH = 8000
 
 #: Maximum length of a command, and of the reason for an end, in characters.
-LONGEST_PART = 2000
+MAX_PART = 2000
 
 #: Maximum number of metrics in the table of results, and in the first line.
 MAX_METRICS = 20
@@ -60,11 +60,13 @@ def format_variants(state: RunState) -> list[str]:
     tables: list[str] = []
     for kind in dict.fromkeys(kind for kind, _ in state.variants):
         with report_problems(kind, "the table of its variants of the model is left out"):
-            described = [each.describe() for each in state.variants.values() if each.event == kind]
-            names = list(dict.fromkeys(name for _, values in described for name in values))
-            rows = [[kind, *names]]
+            described = [variant.describe() for variant in state.variants.values() if variant.event == kind]
+            measures: list[str] = []
+            for _, values in described:
+                measures += [name for name in values if name not in measures]
+            rows = [[kind, *measures]]
             for label, values in described:
-                rows.append([label, *(format_optional(values.get(name)) for name in names)])
+                rows.append([label, *(format_optional(values.get(measure)) for measure in measures)])
             tables.append(format_table(rows))
     return tables
 
@@ -92,6 +94,7 @@ def describe_command(files: RunFolder) -> str:
 
 
 def split_words(command: str) -> list[str]:
+    """Splits a command line, which may have been cut, into words."""
     try:
         return shlex.split(command)
     except ValueError:  # the command was cut inside quotes
@@ -104,14 +107,18 @@ def simplify_word(word: str) -> str:
 
 
 def read_overrides(files: RunFolder) -> list[str]:
+    """Returns the overrides in a run's folder; empty if they cannot be read."""
     try:
         words = yaml.safe_load(files.overrides.read_text())
     except (OSError, yaml.YAMLError):
         return []
-    return [str(word) for word in words] if isinstance(words, list) else []
+    if not isinstance(words, list):
+        return []
+    return [str(word) for word in words]
 
 
 def describe_status(state: RunState) -> str:
+    """Returns the first line: how the run ended, and its most important results."""
     if state.status is None:
         return "**RUNNING.** The results follow when the run ends."
     if state.status == "FINISHED" and state.result is not None:
@@ -121,8 +128,9 @@ def describe_status(state: RunState) -> str:
         return f"**FINISHED.** {text}".strip()
     if state.status == "FINISHED":
         first = list(state.results.items())[:MAX_NAMED]
+        line = f"**FINISHED** after {state.step} steps"
         results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)
-        return f"**FINISHED** after {state.step} steps{results and ': '}{results}."
+        return f"{line}: {results}." if results else f"{line}."
     reason = format_code_block("text", cut_text(state.error, "the tag scaleflow.error"))
     return f"**{state.status}** at step {state.step}:\n\n{reason}"
 
@@ -140,19 +148,26 @@ def format_results(state: RunState) -> str:
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
     if not values:
         return ""
-    columns: dict[str, Mapping[str, float | None]] = {"baseline": state.baseline}
     compared = list_compared_models()
+    columns: dict[str, Mapping[str, float | None]] = {"baseline": state.baseline}
     for model in compared:
         columns[model] = {name: state.find_fitted_baselines(name).get(model) for name in values}
-    known = {title: each for title, each in columns.items() if any(each.get(name) is not None for name in values)}
-    rows = [["metric", "value", *known]]
+    for title, column in list(columns.items()):
+        if all(column.get(name) is None for name in values):
+            del columns[title]
+    rows = [["metric", "value", *columns]]
     for name, value in values.items():
-        rows.append([name, format_number(value), *(format_optional(column.get(name)) for column in known.values())])
-    note = BASELINE_NOTE if "baseline" in known else ""
-    if not compared.keys().isdisjoint(known):
+        baselines = [format_optional(column.get(name)) for column in columns.values()]
+        rows.append([name, format_number(value), *baselines])
+    parts = [format_table(pad_cells(rows[: MAX_METRICS + 1]))]
+    if len(values) > MAX_METRICS:
+        parts.append(f"and {len(values) - MAX_METRICS} more metrics")
+    note = BASELINE_NOTE if "baseline" in columns else ""
+    if not compared.keys().isdisjoint(columns):
         note += f" {describe_compared(compared, state)}"
-    more = f"and {len(values) - MAX_METRICS} more metrics" if len(values) > MAX_METRICS else ""
-    return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MAX_METRICS + 1])), more, note]))
+    if note:
+        parts.append(note)
+    return "\n\n".join(parts)
 
 
 def describe_compared(compared: Mapping[str, str], state: RunState) -> str:
@@ -170,7 +185,9 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or that trains a finished run longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
     host = read_run_tags(files.path).get("scaleflow.host")
-    where = f"in the folder of the command below{f', on {host}' if host else ''}"
+    where = "in the folder of the command below"
+    if host:
+        where += f", on {host}"
     if state.status == "FINISHED":
         if state.checkpoint is None:
             return ""
@@ -204,18 +221,25 @@ def format_code_block(language: str, text: str) -> str:
 
 def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Adds space to the widest cells of each column, because MLflow's UI puts none between columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        [cell + SPACE if len(cell) > width - 3 else cell for cell, width in zip(row, widths, strict=True)]
-        for row in rows
-    ]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    padded = []
+    for row in rows:
+        cells = []
+        for cell, width in zip(row, widths, strict=True):
+            is_wide = len(cell) > width - 3
+            cells.append(cell + SPACE if is_wide else cell)
+        padded.append(cells)
+    return padded
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table. The first row is the head."""
-    escaped = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
-    head, *others = [f"| {' | '.join(row)} |" for row in escaped]
-    return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+    lines = []
+    for row in rows:
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'---|' * len(rows[0])}")
+    return "\n".join(lines)
 
 
 def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, total: int | None = None) -> str:
@@ -227,26 +251,31 @@ def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, to
     """
     lines = format_table(pad_cells(rows)).split("\n")
     missing = (len(rows) - 1 if total is None else total) + HEAD_LINES - len(lines)
-    size = sum(map(len, lines)) + len(lines) + len(more.format(len(rows))) + 2
+    size = sum(len(line) + 1 for line in lines) + len(more.format(len(rows))) + 2
     while size > longest and len(lines) > HEAD_LINES:
-        size = size - len(lines.pop()) - 1
-        missing = missing + 1
-    return "\n".join([*lines, *(["", more.format(missing)] if missing else [])])
+        last = lines.pop()
+        size -= len(last) + 1
+        missing += 1
+    if missing:
+        lines += ["", more.format(missing)]
+    return "\n".join(lines)
 
 
 def cut_text(text: str, source: str) -> str:
     """Cuts a long text, and appends where the rest is."""
-    if len(text) <= LONGEST_PART:
+    if len(text) <= MAX_PART:
         return text
     end = f"... (cut; {source} has more)"
-    return text[: LONGEST_PART - len(end)] + end
+    return text[: MAX_PART - len(end)] + end
 
 
 def join_parts(parts: Sequence[str]) -> str:
     """Joins the parts that are not empty, up to MLflow's limit. A part that does not fit ends the text."""
     text = ""
-    room = LONGEST - len(LEFT_OUT) - 2
-    for part in filter(None, parts):
+    room = MAX_LENGTH - len(LEFT_OUT) - 2
+    for part in parts:
+        if not part:
+            continue
         if len(text) + len(part) + 2 > room:
             return f"{text}\n\n{LEFT_OUT}".strip()
         text = f"{text}\n\n{part}".strip()
