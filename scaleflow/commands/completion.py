@@ -50,11 +50,13 @@ def complete_line() -> bool:
 def list_choices(page: str, words: Sequence[str], word: str) -> list[str] | None:
     """Returns the continuations of a command's words, with `word` to complete; None if an override follows."""
     flags = dict(FLAG.findall(page))
-    if words and (value := flags.get(words[-1])):
+    value = flags.get(words[-1]) if words else None
+    if value:
         return split_choices(value)
     if word.startswith("-"):
         return list(flags)
-    if not words and (first := FIRST.search(page)):
+    first = FIRST.search(page)
+    if not words and first:
         return split_choices(first[1])
     return None if OVERRIDES.search(page) else []
 

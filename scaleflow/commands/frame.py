@@ -134,14 +134,16 @@ class CommandParser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             message = self._describe_flag(message.split()[2])
         elif message.startswith("the following arguments are required: "):
-            needed = [action for action in list_arguments(self) if action.required and action.dest != "overrides"]
-            words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
+            words = []
+            for action in list_arguments(self):
+                if action.required and action.dest != "overrides":
+                    words += [*action.option_strings[:1], str(action.metavar or action.dest)]
             lacking = message.removesuffix(", KEY=VALUE")  # argparse also lists words that may be absent
             message = f"{lacking}; type {name_command(self.name)} {' '.join(words)}"
-            unknown = [
-                word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self._flags
-            ]
-            message = self._describe_flag(unknown[0]) if unknown else message
+            for word in self._typed:
+                if word.startswith("--") and word.partition("=")[0] not in self._flags:
+                    message = self._describe_flag(word)
+                    break
         raise ConfigError(message)
 
     @property

@@ -91,7 +91,10 @@ def run_named_command(command: Command, words: Sequence[str]) -> int:
 
 def refuse_command(command: Command, error: Exception, words: Sequence[str]) -> Outcome:
     """Raises ConfigError, because the command's module cannot be imported."""
-    names = [feature.name for feature in list_features().values() if any(each is command for each in feature.commands)]
+    names = []
+    for feature in list_features().values():
+        if any(other is command for other in feature.commands):
+            names.append(feature.name)
     reason = f"{type(error).__name__}: {error}"
     raise ConfigError(f"{command.name}: the feature {', '.join(names)} cannot import {command.module} ({reason})")
 
@@ -126,8 +129,9 @@ def check_first_word(words: Sequence[str]) -> None:
     if following and following[0].startswith("="):
         value = following[0][1:] or "".join(following[1:2])
         raise ConfigError(f"{word}: there is a space around the equals sign; type {shlex.quote(f'{word}={value}')}")
-    if word == "help" and (named := next((each for each in following if each in list_commands()), "")):
-        raise ConfigError(f"help: there is no such command; type scaleflow {named} --help")
+    named = [other for other in following if other in list_commands()]
+    if word == "help" and named:
+        raise ConfigError(f"help: there is no such command; type scaleflow {named[0]} --help")
     meant = list_other_names().get(simplify(word))
     if meant is not None:
         is_run = meant.startswith("scaleflow KEY=VALUE")

@@ -19,7 +19,8 @@ class SteadyClock:
     def begin(self, at_least: float = 0.0) -> None:
         """Forgets earlier corrections. The time is never before `at_least`, when the run began."""
         self._lock = threading.Lock()
-        self._last, self._ticks = at_least, time.monotonic()
+        self._last = at_least
+        self._ticks = time.monotonic()
         self._added = 0.0
 
     def read(self) -> float:

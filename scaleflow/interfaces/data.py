@@ -32,7 +32,10 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
     """Calls `function` with the values of structures that have the same keys. Returns the structure of the results."""
     if not isinstance(structure, Mapping):
         return function(structure, *others)
-    return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in structure.items()}
+    mapped = {}
+    for key, value in structure.items():
+        mapped[key] = map_leaves(function, value, *(other[key] for other in others))
+    return mapped
 
 
 def map_named(function: Callable[[str, Any], Any], structure: Any, prefix: str = "") -> Any:
@@ -271,7 +274,10 @@ class Arrays:
     @property
     def nbytes(self) -> int:
         """The size of all arrays."""
-        return sum(array.nbytes for part in self.parts for array in name_leaves(part).values())
+        total = 0
+        for part in self.parts:
+            total += sum(array.nbytes for array in name_leaves(part).values())
+        return total
 
     def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Self:
         """Returns the split with `function`, which selects or copies examples, applied to each array."""

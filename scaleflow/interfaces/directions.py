@@ -84,13 +84,13 @@ def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode 
     if metric.startswith("baseline/"):
         names.append(parts[-1])  # the rest may begin with the name of a fitted model, as in `baseline/boosting/auc`
     for name in names:
-        for each in (name, *strip_suffixes(name)):
-            if known and known.get(each) in ("min", "max"):
-                return "max" if known[each] == "max" else "min"
+        for candidate in (name, *strip_suffixes(name)):
+            if known and known.get(candidate) in ("min", "max"):
+                return "max" if known[candidate] == "max" else "min"
     for look_up in (look_up_name, look_up_end):  # an output may be called `math_score` while its metric is `mae`
-        found = {direction for part in parts if (direction := find_by_name(part, look_up)) is not None}
-        if found:
-            return found.pop() if len(found) == 1 else None  # a class or an output may also be called `loss`
+        directions = {find_by_name(part, look_up) for part in parts} - {None}
+        if directions:
+            return directions.pop() if len(directions) == 1 else None  # a class or an output may also be called `loss`
     return None
 
 
@@ -150,8 +150,10 @@ def look_up_end(name: str) -> Mode | None:
 
 def strip_suffixes(name: str) -> list[str]:
     """Returns a name without its last suffix, without its last two, and so on."""
-    found = []
-    while (shorter := SUFFIXES.sub("", name)) != name:
-        found.append(shorter)
+    shorter_names = []
+    shorter = SUFFIXES.sub("", name)
+    while shorter != name:
+        shorter_names.append(shorter)
         name = shorter
-    return found
+        shorter = SUFFIXES.sub("", name)
+    return shorter_names

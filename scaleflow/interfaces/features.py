@@ -348,7 +348,11 @@ def list_sections() -> Mapping[str, Sequence[type]]:
 
 
 def list_placeholders() -> list[Placeholder]:
-    return [placeholder for feature in list_features().values() for placeholder in feature.placeholders]
+    """Returns the placeholder words of all features."""
+    placeholders: list[Placeholder] = []
+    for feature in list_features().values():
+        placeholders += feature.placeholders
+    return placeholders
 
 
 def find_placeholders(config: Mapping[str, Any]) -> list[Placeholder]:
@@ -376,11 +380,18 @@ def import_feature_events() -> None:
 
 def list_ignored_keys() -> list[str]:
     """Returns the sections and keys of features that do not change what a run computes."""
-    return [key for feature in list_features().values() for key in feature.ignored_keys]
+    keys: list[str] = []
+    for feature in list_features().values():
+        keys += feature.ignored_keys
+    return keys
 
 
 def list_run_files() -> list[str]:
-    return [name for feature in list_features().values() for name in feature.run_files]
+    """Returns the names of the files that features write into a run's folder."""
+    names: list[str] = []
+    for feature in list_features().values():
+        names += feature.run_files
+    return names
 
 
 def list_compared_models() -> Mapping[str, str]:
@@ -415,5 +426,7 @@ def list_conf_folders() -> list[Path]:
 
 def list_option_files(group: str) -> list[Path]:
     """Returns the YAML files of a config group, including features' files, in the order of the options' names."""
-    files = [path for folder in list_conf_folders() for path in (folder / group).glob("*.yaml")]
+    files: list[Path] = []
+    for folder in list_conf_folders():
+        files += (folder / group).glob("*.yaml")
     return sorted(files, key=lambda path: path.stem)

@@ -281,6 +281,6 @@ class LearnedChanges:
 
 def is_same_output(old: Outputs | None, new: Outputs) -> bool:
     """Returns whether two outputs mean the same."""
-    return old is not None and all(
-        getattr(old, key) == getattr(new, key) for key in ("kind", "shape", "names", "scaling", "levels")
-    )
+    if old is None:
+        return False
+    return all(getattr(old, key) == getattr(new, key) for key in ("kind", "shape", "names", "scaling", "levels"))

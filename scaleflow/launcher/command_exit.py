@@ -58,6 +58,14 @@ def write_error(text: str) -> None:
 
 def to_printable(message: str) -> str:
     """Returns a message on at most two lines, with escapes for characters that cannot be printed."""
-    lines = message.split("\n")
-    escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
-    return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
+    lines = [escape_unprintable(line) for line in message.split("\n")]
+    line_break = "\n" if len(lines) <= 2 else "\\n"
+    return line_break.join(lines)
+
+
+def escape_unprintable(text: str) -> str:
+    """Returns a text with escapes for characters that cannot be printed."""
+    escaped = ""
+    for character in text:
+        escaped += character if character.isprintable() else character.encode("unicode_escape").decode()
+    return escaped

@@ -39,14 +39,19 @@ def run_side_by_side(begin_next: Callable[[Portion], Work | None], count: int, e
     """
     free = divide_machine(count)
     if count == 1:
-        while (work := begin_next(free[0])) is not None:
+        work = begin_next(free[0])
+        while work is not None:
             work()
+            work = begin_next(free[0])
         return
     running: dict[Future[None], Portion] = {}
     with ThreadPoolExecutor(count, "work") as pool:
         try:
             while True:
-                while free and (work := begin_next(free[0])) is not None:
+                while free:
+                    work = begin_next(free[0])
+                    if work is None:
+                        break
                     running[pool.submit(work)] = free.pop(0)
                 if not running:
                     return

@@ -366,12 +366,14 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files:
 def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
     """Returns lines about this command's part of the run, and about the run in the store that it continues."""
     lines = list_size_notes(spec.files) if spec.records else []
-    if is_resumed and (requested := os.environ.get(RUN_ID)):
+    requested = os.environ.get(RUN_ID)
+    if is_resumed and requested:
         tracked = spec.files.read_record().get("run_id")
         if requested != tracked:
             run = tracked or "the one in its folder"
             lines.append(f"note: {RUN_ID}={requested} is not used: the resumed run is {run}")
-    if spec.parent is None and (note := note_copies(spec.plan)):
+    note = note_copies(spec.plan) if spec.parent is None else None
+    if note:
         lines.append(note)
     task = spec.plan.task
     if task and task.worker:

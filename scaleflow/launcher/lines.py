@@ -146,11 +146,13 @@ def lay_out_table(
     if is_too_wide(columns, width):
         return [], [wrap_line(name_cells(names, row), width) for row in rows]
     height = max(len(column.head) for column in columns)
-    head = [join_cells([column.head_line(line, height) for column in columns]) for line in range(height)]
-    lines = []
+    head = []
+    for line in range(height):
+        head.append(join_cells([column.head_line(line, height) for column in columns]))
+    body = []
     for number in range(len(rows)):
-        lines.append([join_cells([column.align(column.cells[number]) for column in columns])])
-    return head, lines
+        body.append([join_cells([column.align(column.cells[number]) for column in columns])])
+    return head, body
 
 
 class TableColumn:

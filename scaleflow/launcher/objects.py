@@ -49,7 +49,10 @@ def plan_data_file(data: Any) -> ObjectFile:
     """Returns the file for `run(data=...)`. Raises ConfigError for an object that is neither a table nor arrays."""
     if isinstance(data, tuple | Mapping):
         arrays = name_arrays(data)
-        digest = hash_parts(part for name, each in arrays.items() for part in (f"{name}{each.dtype}{each.shape}", each))
+        parts = []
+        for name, array in arrays.items():
+            parts += [f"{name}{array.dtype}{array.shape}", array]
+        digest = hash_parts(parts)
         more = {"weights": "w"} if isinstance(data, tuple) and "w" in arrays else {}
         save = functools.partial(save_arrays, arrays)
         return ObjectFile(("dataset", "npz"), NPZ, f"data-{digest}.npz", write=save, more=more)

@@ -30,7 +30,8 @@ class TrainingProgress:
 
     def add(self, event: MetricsLogged) -> None:
         """Notes the metrics of a call of the training loop. The speed is measured since the last compilation."""
-        self._latest, self._latest_at = event, time.monotonic()
+        self._latest = event
+        self._latest_at = time.monotonic()
         if self._measured_from is None or event.compiled:
             self._measured_from = self._latest_at, event.step
 

@@ -36,10 +36,12 @@ def to_distinct_keys(values: Mapping[str, object]) -> dict[str, str]:
     """
     names = {key: to_allowed_key(key) for key in values}
     counts = Counter(names.values())
-    return {
-        name if key == name or counts[name] == 1 else add_suffix(name, key): str(values[key])
-        for key, name in names.items()
-    }
+    distinct = {}
+    for key, name in names.items():
+        if key != name and counts[name] > 1:
+            name = add_suffix(name, key)
+        distinct[name] = str(values[key])
+    return distinct
 
 
 class MetricKeys(dict[str, str]):

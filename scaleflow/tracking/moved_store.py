@@ -47,12 +47,12 @@ def refuse_moved_store(file: Path, names: Iterable[str] = ()) -> None:
         file: the store.
         names: names or ids of experiments to check even if MLflow created them.
     """
-    moved = [
-        folder
-        for folder in list_experiment_folders(file)
-        if folder.path.parent.name == ARTIFACTS or not {folder.name, folder.experiment_id}.isdisjoint(names)
-    ]
-    moved = [folder for folder in moved if is_moved(folder, file)]
+    moved = []
+    for folder in list_experiment_folders(file):
+        is_own = folder.path.parent.name == ARTIFACTS
+        is_named = not {folder.name, folder.experiment_id}.isdisjoint(names)
+        if (is_own or is_named) and is_moved(folder, file):
+            moved.append(folder)
     if not moved:
         return
     old = moved[0].root
@@ -114,10 +114,11 @@ def is_moved(folder: ExperimentFolder, file: Path) -> bool:
 
 def has_experiment(file: Path, folder: ExperimentFolder) -> bool:
     """Returns whether another store has the same experiment, even renamed. One of the two stores is then a copy."""
-    return any(
-        (each.experiment_id, each.path, each.created_at) == (folder.experiment_id, folder.path, folder.created_at)
-        for each in list_experiment_folders(file, ("active", "deleted"))
-    )
+    for other in list_experiment_folders(file, ("active", "deleted")):
+        is_same_id = other.experiment_id == folder.experiment_id and other.created_at == folder.created_at
+        if is_same_id and other.path == folder.path:
+            return True
+    return False
 
 
 def is_same(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,19 +151,20 @@ class MlflowTracker(Tracker):
 
     def fetch_points(self) -> dict[str, list[tuple[int, float]]]:
         """Returns the (step, value) pairs of each metric of the run."""
-        keys = self.fetch_run().data.metrics
-        histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
-        return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
+        points = {}
+        for key in self.fetch_run().data.metrics:
+            history = self._client.get_metric_history(self._run, key)
+            points[key] = [(point.step, point.value) for point in history]
+        return points
 
     def find_points(self, keys: Iterable[str], step: int, time: int) -> dict[str, float]:
         """Returns the values of the metrics `keys` at a step and a time (milliseconds since the epoch)."""
-        histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
-        return {
-            key: each.value
-            for key, history in histories.items()
-            for each in history
-            if (each.step, each.timestamp) == (step, time)
-        }
+        values = {}
+        for key in keys:
+            for point in self._client.get_metric_history(self._run, key):
+                if point.step == step and point.timestamp == time:
+                    values[key] = point.value
+        return values
 
     def fetch_siblings(self) -> list[tuple[dict[str, str], dict[str, float]]]:
         """Returns (params, metrics) of each finished job of the run's sweep; [] if the run belongs to no sweep."""
@@ -267,19 +268,22 @@ class MlflowTracker(Tracker):
         """
         from mlflow.exceptions import MlflowException
 
-        if self.follows is not None and (followed := self._find_experiment_of(self.follows)) is not None:
-            return followed
+        if self.follows is not None:
+            followed = self._find_experiment_of(self.follows)
+            if followed is not None:
+                return followed
         assert self.experiment is not None
-        found = self._find_experiment()
-        name = self.experiment
-        if found is None:
-            try:
-                found = self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS)
-            except MlflowException:  # another command may have created it since
-                found = self._find_experiment()
-                if found is None:
-                    raise
-        return str(found)
+        existing = self._find_experiment()
+        if existing is not None:
+            return str(existing)
+        location = artifact_location(self.uri, self.experiment)
+        try:
+            return str(self._client.create_experiment(self.experiment, location, EXPERIMENT_TAGS))
+        except MlflowException:  # another command may have created it since
+            existing = self._find_experiment()
+            if existing is None:
+                raise
+            return str(existing)
 
     def _find_experiment(self) -> str | None:
         """Returns the experiment's ID; None if it does not exist. Raises ConfigError if it was deleted."""
@@ -327,9 +331,9 @@ class MlflowTracker(Tracker):
 
     def log_batch(self, metrics: Iterable[Metric]) -> None:
         """Logs metrics in batches. They may refer to a model and a dataset."""
-        rest = iter(metrics)
-        while batch := list(islice(rest, METRICS_PER_BATCH)):
-            log_points(self._client, self._run, batch)
+        rest = list(metrics)
+        for begin in range(0, len(rest), METRICS_PER_BATCH):
+            log_points(self._client, self._run, rest[begin : begin + METRICS_PER_BATCH])
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -406,9 +410,14 @@ class MlflowTracker(Tracker):
         """
         from mlflow.entities import Metric
 
-        keys = [key for key in self.fetch_run().data.metrics if key.startswith(MODEL_METRICS)]
-        points = [point for key in keys for point in self._client.get_metric_history(self._run, key)]
-        self.log_batch(Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step)
+        metrics = []
+        for key in self.fetch_run().data.metrics:
+            if not key.startswith(MODEL_METRICS):
+                continue
+            for point in self._client.get_metric_history(self._run, key):
+                if point.step == step:
+                    metrics.append(Metric(point.key, point.value, point.timestamp, point.step, model_id=model_id))
+        self.log_batch(metrics)
 
     def _register_model(self, model_id: str) -> None:
         name = self.options.register_as

@@ -87,7 +87,8 @@ def check_registered_name(tracking: Tracking) -> None:
 def check_experiment_name(name: str) -> None:
     """Raises ConfigError for an experiment's name that MLflow would reject at the start of the run."""
     origin = "tracking.experiment"
-    if name == DEFAULT_EXPERIMENT and (variable := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
+    variable = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    if name == DEFAULT_EXPERIMENT and variable:
         origin = "MLFLOW_EXPERIMENT_NAME"
         name = variable
     if not name.strip() or len(name) > MAX_EXPERIMENT_NAME:

@@ -152,8 +152,10 @@ class ForkServer:
                 pass
         with contextlib.suppress(ChildProcessError):  # no process is left
             # Waiting for each process would take quadratic time if all end.
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:  # none of the others has ended
+                    break
                 request = self._forked.pop(pid, None)
                 if request:
                     request.pid = None
@@ -245,7 +247,8 @@ def become_process(
             os.close(source)
         take_environment(environment)
         os.chdir(folder)
-        before, sys.path[:] = [*sys.path], [folder, *sys.path[1:]] if path is None else path
+        before = list(sys.path)
+        sys.path[:] = [folder, *sys.path[1:]] if path is None else path
         forget_hidden_modules([entry for entry in sys.path if entry not in before])
         sys.argv = [module, *words, *map(str, descriptors[3:])]
         if signal.SIGINT not in ignored:

@@ -54,11 +54,11 @@ def digest_interpreter(flags: Sequence[str]) -> str:
     """Returns the digest of everything that `python FLAGS` would read if this process started it: 16 hexadecimal
     digits.
     """
-    environment = sorted(
-        f"{name}={value}"
-        for name, value in {**os.environ, **locate_modules()}.items()
-        if name.startswith(IMPORT_PREFIXES) and name not in READ_LATER
-    )
+    environment = []
+    for name, value in {**os.environ, **locate_modules()}.items():
+        if name.startswith(IMPORT_PREFIXES) and name not in READ_LATER:
+            environment.append(f"{name}={value}")
+    environment.sort()
     hard_limits = [resource.getrlimit(number)[1] for _, number in list_limits()]
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]  # noqa: PTH115
     user = os.geteuid(), os.getegid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)

@@ -404,9 +404,9 @@ def last_lines(log: Path, count: int = 3, offset: int = 0) -> str:
     """Returns the last lines of a log after an offset, without messages of TensorFlow's runtime."""
     with log.open(errors="replace") as lines:
         lines.seek(offset)
-        messages = (
-            line.strip()
-            for line in lines
-            if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
-        )
-        return " | ".join(deque(messages, count))
+        last: deque[str] = deque(maxlen=count)
+        for line in lines:
+            is_of_runtime = re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
+            if line.strip() and not is_of_runtime:
+                last.append(line.strip())
+        return " | ".join(last)

@@ -221,7 +221,7 @@ def format_code_block(language: str, text: str) -> str:
 
 def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Adds space to the widest cells of each column, because MLflow's UI puts none between columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    widths = [len(max(column, key=len)) for column in zip(*rows, strict=True)]
     padded = []
     for row in rows:
         cells = []

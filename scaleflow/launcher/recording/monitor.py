@@ -194,7 +194,8 @@ class RunMonitor:
             return None
         more = f" + cluster.start_seconds={extra:g}" if extra else ""
         why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {self.state.step}"
-        if plan.task and (absent := find_unreachable(plan, plan.task.peers)):
+        absent = find_unreachable(plan, plan.task.peers) if plan.task else ""
+        if absent:
             why += f"; no answer from {absent}"
         return EndReason(why)
 

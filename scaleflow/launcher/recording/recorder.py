@@ -81,10 +81,13 @@ class Recorder(threading.Thread):
         if not is_resumed:
             transfer.record.begin_after(before)
         self._hurries = False
-        self._woken, self._stop_requested = threading.Event(), threading.Event()
-        self.is_settled, self.done = threading.Event(), threading.Event()
+        self._woken = threading.Event()
+        self._stop_requested = threading.Event()
+        self.is_settled = threading.Event()
+        self.done = threading.Event()
         self._failing_since: float | None = None
-        self._reason = self.outage = ""
+        self._reason = ""
+        self.outage = ""
         self.refusal: ConfigError | None = None
 
     def wake(self) -> None:

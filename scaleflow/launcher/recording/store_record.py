@@ -26,10 +26,12 @@ class StoreRecord:
     """
 
     def __init__(self, events: Path, tracker: Tracker, is_kept: bool = True) -> None:
-        self.events, self.files = events, RunFolder(events.parent)
+        self.events = events
+        self.files = RunFolder(events.parent)
         self.tracker = tracker
         self.is_kept = is_kept
-        known = self.known = self.files.read_record()
+        known = self.files.read_record()
+        self.known = known
         self.offset: int = known.get("offset", 0)
         self.file_offset: int = known.get("file_offset", 0)
         self.left: dict[int, str] = {int(at): why for at, why in known.get("left", {}).items()}

@@ -59,7 +59,8 @@ class EventTransfer:
         self.requests = RequestCursor(self.record, wait_for_files)
         self.files = FileCursor(self.record, tries_of_a_file)
         self.is_open = False
-        self._board, self._for_board = board, EventReader(events)
+        self._board = board
+        self._for_board = EventReader(events)
         self.unwritten_end: RunEnded | RunRefused | None = None
 
     def start_over(self) -> None:

@@ -115,16 +115,19 @@ def summarize(values: Values) -> Values:
         if not owners:
             summary[key] = value
     for kind, metrics in named.items():
-        is_large = len({owner for by_owner in metrics.values() for owner in by_owner}) > MAX_NAMED
+        kind_owners: set[str] = set()
+        for by_owner in metrics.values():
+            kind_owners.update(by_owner)
+        is_large = len(kind_owners) > MAX_NAMED
         for name, by_owner in metrics.items():
             if is_large:
-                each = by_owner.values()
-                summary |= {
-                    f"system/{kind}/{name}_{word}": value
-                    for word, value in (("min", min(each)), ("median", median(each)), ("max", max(each)))
-                }
+                owner_values = list(by_owner.values())
+                summary[f"system/{kind}/{name}_min"] = min(owner_values)
+                summary[f"system/{kind}/{name}_median"] = median(owner_values)
+                summary[f"system/{kind}/{name}_max"] = max(owner_values)
             else:
-                summary |= {f"system/{owner}/{name}": value for owner, value in by_owner.items()}
+                for owner, value in by_owner.items():
+                    summary[f"system/{owner}/{name}"] = value
     return summary
 
 
@@ -140,14 +143,13 @@ def next_sample(events: Path, first: type[Event]) -> int | None:
 
 
 def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:
-    """Adds the machine's name to the names of values. Values of the process keep their names, which
-    contain its name.
-    """
-    prefix = f"system/{spec.name.replace(' ', '-')}/"
-    return {
-        key if key.startswith(prefix) else key.replace("system/", f"system/{host}/", 1): value
-        for key, value in values.items()
-    }
+    """Adds the machine's name to the names of values. Values of the process keep their names with its own name."""
+    process_prefix = f"system/{spec.name.replace(' ', '-')}/"
+    named: Values = {}
+    for key, value in values.items():
+        is_of_process = key.startswith(process_prefix)
+        named[key if is_of_process else key.replace("system/", f"system/{host}/", 1)] = value
+    return named
 
 
 class SharedRunMetrics:
