@@ -43,7 +43,9 @@ _NAMES = {
     "scaleflow.errors": ("ConfigError",),
     "scaleflow.runs.user_metrics": ("log_metric",),
 }
-_PLACES = {name: module for module, names in _NAMES.items() for name in names}
+_PLACES = {}
+for _module, _names in _NAMES.items():
+    _PLACES.update(dict.fromkeys(_names, _module))
 
 
 def _list_places() -> dict[str, str]:

@@ -130,9 +130,10 @@ def read_reason(error: BaseException) -> str:
     message, it is the name of the exception's class.
     """
     error = find_cause(error)
-    lines = [
-        line.strip() for line in unwrap_reason(read_message(error)).splitlines() if not LEADS_TO_REASON.match(line)
-    ]
+    lines = []
+    for line in unwrap_reason(read_message(error)).splitlines():
+        if not LEADS_TO_REASON.match(line):
+            lines.append(line.strip())
     place = find_user_line(error)
     if not place:
         return lines[0].rstrip(":") if lines else type(error).__name__
@@ -142,12 +143,16 @@ def read_reason(error: BaseException) -> str:
 
 def find_cause(error: BaseException) -> BaseException:
     """Returns the innermost error from the user's code behind a library's error, or else the error itself."""
-    found = error
-    each = error
-    while not is_raised_in_words(each) and (hidden := each.__cause__ or each.__context__):
-        each = hidden
-        found = each if list_user_frames(each) else found
-    return found
+    cause = error
+    current = error
+    while not is_raised_in_words(current):
+        hidden = current.__cause__ or current.__context__
+        if hidden is None:
+            break
+        current = hidden
+        if list_user_frames(current):
+            cause = current
+    return cause
 
 
 def is_raised_in_words(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ arguments.
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,16 +67,21 @@ def main(words: list[str]) -> Outcome:
     display = Display(sys.stdout)
     if options.moved:
         display.print_line(correct_store(options.folders[0], options.uri))
-    folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
+    folders: list[Path] = []
+    for root in options.folders:
+        folders += find_run_folders(root.absolute())
+    folders = list(dict.fromkeys(folders))
     if not folders and not options.moved:
         raise ConfigError(f"no folder of a run in {', '.join(map(str, options.folders))}")
     statuses: list[SyncStatus] = []
     for folder in folders:
         statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))
-    display.print_line(totals := format_totals(statuses))
-    is_left = any(s.result in ("not recorded", "under way", "deleted") for s in statuses)
-    return Outcome(FAILED if is_left else FINISHED, lambda: {"folders": list(map(vars, statuses)), "error": totals})
+    totals = format_totals(statuses)
+    display.print_line(totals)
+    is_left = any(status.result in ("not recorded", "under way", "deleted") for status in statuses)
+    values = {"folders": [vars(status) for status in statuses], "error": totals}
+    return Outcome(FAILED if is_left else FINISHED, lambda: values)
 
 
 def correct_store(folder: Path, uri: str | None) -> str:
@@ -121,6 +127,6 @@ def format_status(status: SyncStatus) -> str:
 
 def format_totals(statuses: Sequence[SyncStatus]) -> str:
     """Formats a line such as `5 folders: 2 recorded, 2 already recorded, 1 NOT RECORDED`."""
-    counts = {result: sum(s.result == result for s in statuses) for result in WORDS}
-    totals = ", ".join(f"{count} {WORDS[result]}" for result, count in counts.items() if count)
+    counts = Counter(status.result for status in statuses)
+    totals = ", ".join(f"{counts[result]} {words}" for result, words in WORDS.items() if counts[result])
     return f"{len(statuses)} folder{'s' * (len(statuses) != 1)}: {totals}"

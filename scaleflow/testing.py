@@ -79,7 +79,10 @@ class Events:
     @property
     def params(self) -> Mapping[str, str]:
         """The params that a store would receive."""
-        return {key: value for event in self.named("ready") for key, value in event["params"].items()}
+        params: dict[str, str] = {}
+        for event in self.named("ready"):
+            params |= event["params"]
+        return params
 
     @property
     def status(self) -> str | None:
@@ -95,8 +98,10 @@ class Events:
         """Returns a metric's last value. A KeyError names the existing metrics."""
         points = self.history(metric)
         if not points:
-            existing = sorted({key for event in self.named("metrics") for key in event["values"]})
-            raise KeyError(f"{metric}; the metrics are {', '.join(existing)}")
+            existing: set[str] = set()
+            for event in self.named("metrics"):
+                existing.update(event["values"])
+            raise KeyError(f"{metric}; the metrics are {', '.join(sorted(existing))}")
         return points[-1][1]
 
 

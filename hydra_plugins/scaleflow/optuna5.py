@@ -113,7 +113,8 @@ class OptunaSweeper(Sweeper):
         self._pruner = pruner
         self._seed = seed
         self._storage = None if storage is None else storage.strip()
-        self._name, self._params = study_name, dict(params or {})
+        self._name = study_name
+        self._params = dict(params or {})
         self._is_reseeded = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -350,7 +351,10 @@ class OptunaSweeper(Sweeper):
         metric = OmegaConf.select(self._config, "sweep.metric") or "val/loss"
 
         def watch(indices: Sequence[int], event: Event) -> bool:
-            if not isinstance(event, MetricsLogged) or not math.isfinite(value := event.values.get(metric, math.nan)):
+            if not isinstance(event, MetricsLogged):
+                return False
+            value = event.values.get(metric, math.nan)
+            if not math.isfinite(value):
                 return False
             watched = [trials[index] for index in indices]  # one job has several trials if Optuna repeats values
             for trial in watched:
@@ -394,11 +398,11 @@ def list_changed(before: Mapping[str, Any], now: Mapping[str, Any], swept: Seque
     """Returns the changed config values of two searches as text, without the keys in `swept`."""
     if "experiment" in swept:  # its recipes may set any key
         return []
-    return [
-        f"{key}={format_value(now[key])} (was {format_value(value)})"
-        for key, value in before.items()
-        if key in now and now[key] != value and not is_under(key, swept)
-    ]
+    changes = []
+    for key, value in before.items():
+        if key in now and now[key] != value and not is_under(key, swept):
+            changes.append(f"{key}={format_value(now[key])} (was {format_value(value)})")
+    return changes
 
 
 def match_earlier_values(study: optuna.Study, key: str, values: Any, elsewhere: str) -> Any:
@@ -496,7 +500,9 @@ def suggest_value(trial: optuna.Trial, key: str, values: Any) -> None:
 
 def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None:
     """Writes a CSV table with a row for each trial of a study, also for other commands' trials."""
-    keys = [*dict.fromkeys(key for trial in trials for key in trial.params)]
+    keys: list[str] = []
+    for trial in trials:
+        keys += [key for key in trial.params if key not in keys]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "value", *keys, "sweep"])

@@ -42,9 +42,9 @@ class AnswerRules:
         options = plan.evaluation
         feed = feeds.validation
         check_answers(options, outputs, 0 if feed is None else feed.examples)
-        carried: dict[str, Any] = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in plan.answers.items()
-        }
+        carried: dict[str, Any] = {}
+        for name, answer in plan.answers.items():
+            carried[name] = tuple(answer) if isinstance(answer, list) else answer
         self.outputs = replace(outputs, threshold=options.own_threshold, **carried)
         self._is_carried = bool(carried)
         self._options = options
@@ -111,7 +111,8 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
             "null"
         )
     for key, level in (("interval", options.interval), ("sets", options.sets)):
-        if level is not None and rows < (needed := count_needed(level)):
+        needed = 0 if level is None else count_needed(level)
+        if rows < needed:
             raise ConfigError(
                 f"evaluation.{key}={level:g}: needs {needed} validation rows, and there are {rows}; use a lower one, "
                 "or a larger dataset.validation"
@@ -128,7 +129,9 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     from scaleflow.evaluation.calibration import find_margins
 
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
-    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    values = {}
+    for name in parts[0]:
+        values[name] = np.concatenate([part[name] for part in parts])
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
     has_target = np.ones((len(weights), values["/target"].size // max(1, len(weights))), bool)
     if described.ignore is not None:
@@ -211,14 +214,15 @@ def learn_classes(
     is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < MIN_CLASS_ROWS
     notes: list[str] = []
     if is_rare and options.learned != ["evaluation.sets"]:
-        keys = ", ".join(each for each in options.learned if each != "evaluation.sets")
+        keys = ", ".join(key for key in options.learned if key != "evaluation.sets")
         notes.append(f"{keys}: nothing is learned, as a class has fewer than {MIN_CLASS_ROWS} validation rows")
     elif options.calibrate:
         calibration = fit_calibration(target, logits, weights)
         if calibration is None:
             notes.append("evaluation.calibrate: probabilities stay as they are, which no calibration makes better")
         else:
-            described, (factor, shift) = replace(described, calibration=calibration), calibration
+            described = replace(described, calibration=calibration)
+            factor, shift = calibration
             logits = logits * factor + shift
             notes.append(f"evaluation.calibrate: logits are multiplied by {factor:.3g}" + f", {shift:+.3g}" * is_binary)
     chances = compute_probabilities(described, logits.reshape(values["/output"].shape))
@@ -226,16 +230,16 @@ def learn_classes(
     if not isinstance(options.threshold, float) and not is_rare:
         described, note = learn_threshold(options, described, target, chance=chances[:, 1], weights=weights)
         notes.append(note)
-    if options.sets is not None and (why := find_shortage(options.sets, weights)):
-        notes.append(f"evaluation.sets: there are no sets, as {why}")
-    elif options.sets is not None:
-        least = find_set_threshold(chances[np.arange(len(target)), target], options.sets, weights)
-        described = replace(described, set_threshold=least)
-        rows = f"{len(target):,} validation rows"
-        notes.append(
-            f"evaluation.sets={options.sets:g}: {rows} give the classes with a probability of {least:.3g} or more"
-        )
-    return described, notes
+    if options.sets is None:
+        return described, notes
+    shortage = find_shortage(options.sets, weights)
+    if shortage:
+        notes.append(f"evaluation.sets: there are no sets, as {shortage}")
+        return described, notes
+    least = find_set_threshold(chances[np.arange(len(target)), target], options.sets, weights)
+    rows = f"{len(target):,} validation rows"
+    notes.append(f"evaluation.sets={options.sets:g}: {rows} give the classes with a probability of {least:.3g} or more")
+    return replace(described, set_threshold=least), notes
 
 
 def learn_threshold(

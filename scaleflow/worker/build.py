@@ -469,7 +469,9 @@ def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
     """Raises ConfigError if a function of `evaluation.metrics` has the same name as a metric of training."""
-    names = {"loss", *(name for each in (*goal.measures, *goal.evaluation_measures) for name in each.names)}
+    names = {"loss"}
+    for measure in (*goal.measures, *goal.evaluation_measures):
+        names.update(measure.names)
     twice = own.keys() & names
     if twice:
         raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")

@@ -126,11 +126,10 @@ def read_loss(value: Any) -> CompiledLoss | None:
     if found is None or not isinstance(config, Mapping):
         return CompiledLoss(found or name, found is not None)
     defaults = read_loss_defaults(found)
-    arguments = {
-        key: each
-        for key, each in config.items()
-        if key not in FORM_ARGUMENTS and key in defaults and each != defaults[key]
-    }
+    arguments = {}
+    for key, argument in config.items():
+        if key not in FORM_ARGUMENTS and key in defaults and argument != defaults[key]:
+            arguments[key] = argument
     return CompiledLoss(found, True, arguments)
 
 
@@ -204,8 +203,9 @@ def list_unused_metrics(compiled: Mapping[str, Any], named: Mapping[str, Outputs
     """Returns the compiled metrics that the run does not report."""
     from scaleflow.objective import find_metric_class, plain_name
 
-    known = {each for described in named.values() for each in DEFAULT_METRICS[described.kind]}
-    known |= {plain_name(str(name)) for name in list_metric_words(plan.objective.metrics)}
+    known = {plain_name(str(name)) for name in list_metric_words(plan.objective.metrics)}
+    for described in named.values():
+        known.update(DEFAULT_METRICS[described.kind])
     metrics: dict[str, None] = {}
     for part in ("metrics", "weighted_metrics"):
         for name in list_metric_words(compiled.get(part)):

@@ -290,7 +290,9 @@ def complete_record(
     """Returns the record with the model's sizes and the digests of the splits. Only the chief knows the digests."""
     assert learned is not None
     described = {} if metadata is None else metadata.data.splits
-    digests = {name: {key: each[key] for key in DIGEST_KEYS} for name, each in described.items()}
+    digests = {}
+    for name, split in described.items():
+        digests[name] = {key: split[key] for key in DIGEST_KEYS}
     return dataclasses.replace(learned, splits=digests, sizes=sizes)
 
 

@@ -277,16 +277,15 @@ class EngineMaker:
         new_optimizer = optimizer.create_optimizer(
             bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
         )
+        counts = [len(training.list_shards([variable])) for variable in net.trainable_variables]
         tables = model.list_table_variables(net)
-        optimizer.mark_tables(
-            new_optimizer, [id(v) in tables for v in net.trainable_variables for _ in training.list_shards([v])]
-        )
+        are_tables = [id(variable) in tables for variable in net.trainable_variables]
+        optimizer.mark_tables(new_optimizer, repeat_each(are_tables, counts))
         if takes_rows and can_update_by_rows(net, new_optimizer):
             optimizer.update_by_rows(new_optimizer)  # before the rate factors, which must also scale these updates
         if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's weight decay
             factors = model.find_rate_factors(net, options.rate_factors or {})  # of Muon works in one replica only
             are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
-            counts = [len(training.list_shards([v])) for v in net.trainable_variables]
             optimizer.scale_rates(
                 new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)
             )
@@ -356,7 +355,9 @@ def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
     if setting is True:
         return count_of(len(strategy.recompute_segments(net)), "segment")
     key = f"hardware.remat=[{', '.join(setting)}]"
-    layers = [layer for pattern in setting for layer in model.find_layers(net, pattern, key)]
+    layers = []
+    for pattern in setting:
+        layers += model.find_layers(net, pattern, key)
     return count_of(strategy.recompute_layers(layers, key, is_divided=runtime.is_divided), "layer")
 
 
@@ -366,7 +367,11 @@ def count_of(count: int, noun: str) -> str:
 
 
 def repeat_each(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+    """Returns each value as often as its count says."""
+    repeated = []
+    for value, count in zip(values, counts, strict=True):
+        repeated += [value] * count
+    return repeated
 
 
 def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:

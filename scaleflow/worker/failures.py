@@ -75,7 +75,8 @@ def report_failure(process: WorkerProcess, error: Exception) -> None:
     text = format_failure(error, spec.plan)
     is_lost = is_loss_of_peer(error)
     task = spec.plan.task
-    if is_lost and task and (absent := find_unreachable(spec.plan, task.peers)):
+    absent = find_unreachable(spec.plan, task.peers) if is_lost and task else ""
+    if absent:
         text = f"no answer from {absent}: {text}"
     process.emit(FaultReported(text, lost_peer=is_lost))
 

@@ -199,14 +199,16 @@ class KeptSplit:
         for content in contents:
             collector.merge(content)
         table = self._add_identity(make_predictions_table(self.outputs, collector))
-        sums = collector.positions.items()
+        positions = {}
+        for name, sums in collector.positions.items():
+            positions[name] = {key: values.tolist() for key, values in sums.items()}
         return Predictions(
             table,
             self.outputs,
             self.name,
             examples=self.feed.examples,
             digest=described.get(self.name, {}).get("digest", ""),
-            positions={name: {key: values.tolist() for key, values in each.items()} for name, each in sums},
+            positions=positions,
             divided_by=self.rule.column or "",
         )
 

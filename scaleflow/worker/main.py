@@ -83,8 +83,10 @@ def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
 def is_run_finished(folder: Path) -> bool:
     """Returns whether the run in a folder ended as FINISHED. Waits up to `SECONDS_FOR_LAST_WORD` for its end."""
     deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
-    while (status := RunState.read(folder).status) is None and time.monotonic() < deadline:
+    status = RunState.read(folder).status
+    while status is None and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
+        status = RunState.read(folder).status
     return status == "FINISHED"
 
 
@@ -97,7 +99,8 @@ def main() -> None:
     remember_secrets(find_environment_secrets())
     pipe = os.fdopen(os.dup(0), "rb")
     spec = RunSpec.from_line(pipe.readline())
-    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
+    sys.stdout = MaskedStream(sys.stdout)
+    sys.stderr = MaskedStream(sys.stderr)
     set_cluster_variables(spec)
     # A remote launcher may continue the run on other machines: events of both processes must not mix.
     patience = 0.0 if find_engine(spec.plan.cluster).is_remote else SECONDS_TO_SAVE

@@ -57,14 +57,19 @@ MAX_NAMED = 5
 
 def digest_splits(plan: Plan, fingerprints: Mapping[str, Fingerprint]) -> dict[str, dict[str, Any]]:
     """Returns `digest`, `covers` and `version` by split. Splits that are not completely in memory use their files."""
-    others = [each for each in fingerprints.values() if each.covers != ALL_VALUES]
-    listed = list_plan_files(plan) if any(not each.paths for each in others) else []
-    digests = digest_files(dict.fromkeys([*listed, *(path for each in others for path in each.paths)]))
-    found = {}
-    for split, each in fingerprints.items():
-        files = {path: digests[path] for path in each.paths or listed if path in digests}
-        found[split] = identify_split(each.digest, each.covers, files)
-    return found
+    partial = [fingerprint for fingerprint in fingerprints.values() if fingerprint.covers != ALL_VALUES]
+    listed: Sequence[str] = []
+    if any(not fingerprint.paths for fingerprint in partial):
+        listed = list_plan_files(plan)
+    paths = list(listed)
+    for fingerprint in partial:
+        paths += fingerprint.paths
+    digests = digest_files(dict.fromkeys(paths))
+    identities = {}
+    for split, fingerprint in fingerprints.items():
+        files = {path: digests[path] for path in fingerprint.paths or listed if path in digests}
+        identities[split] = identify_split(fingerprint.digest, fingerprint.covers, files)
+    return identities
 
 
 def list_plan_files(plan: Plan) -> list[str]:
@@ -95,10 +100,11 @@ def identify_objects(address: str) -> dict[str, list[Any]]:
         tags = read_etags(list(states))
     except ConfigError:  # if the source needs the store, it reports the reason
         return {}
-    return {
-        path: [f"etag:{tags[path]}" if tags.get(path) else f"state:{size}:{changed}", size, changed and changed / 1e9]
-        for path, (size, changed) in states.items()
-    }
+    facts = {}
+    for path, (size, changed) in states.items():
+        identity = f"etag:{tags[path]}" if tags.get(path) else f"state:{size}:{changed}"
+        facts[path] = [identity, size, changed and changed / 1e9]
+    return facts
 
 
 def write_data_files(plan: Plan, files: RunFolder, data: DatasetDescribed, emit: Emit) -> None:
@@ -171,19 +177,24 @@ def collect_metadata(
     examples_of = dict(splits.by_name())
     if splits.test is splits.validation:
         examples_of.pop("test", None)
-    read = {name: examples.read_cheap_targets() for name, examples in examples_of.items()}
-    known = {name: each for name, each in read.items() if each is not None}
+    targets = {}
+    weights = {}
+    for name, examples in examples_of.items():
+        cheap = examples.read_cheap_targets()
+        if cheap is not None:
+            targets[name], weights[name] = cheap
     baseline: Mapping[str, float] = {}
     notes: list[str] = []
-    if len(known) < len(read):
+    if len(targets) < len(examples_of):
         advice = "; use dataset.cache=memory to get one" if plan.dataset.shards == 1 else ""
         notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
-        targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
         with guard_extra("the baseline of a constant answer", notes.append):
             baseline = training.baselines(outputs, targets, plan.objective, weights=weights, objective=objective)
     data = describe_data(plan, outputs, splits)
-    notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
+    seen = describe_seen_rows(plan, splits.learned, data.splits)
+    if seen:
+        notes.append(seen)
     lines: list[str] = []
     with guard_extra("the summary of the model", notes.append):  # the user's own layers may fail to describe themselves
         model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
@@ -193,17 +204,17 @@ def collect_metadata(
 def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
     """Describes the dataset: its name, its source, and the size and digest of each split."""
     digests = digest_splits(plan, splits.fingerprints)
-    fingerprints = {
-        split: {
+    described = {}
+    for split, fingerprint in splits.fingerprints.items():
+        described[split] = {
             "examples": fingerprint.examples,
             **digests[split],
             "inputs": map_leaves(to_description, fingerprint.inputs),
             "targets": map_leaves(to_description, fingerprint.targets),
         }
-        for split, fingerprint in splits.fingerprints.items()
-    }
-    kinds, names = (map_leaves(pick, outputs) for pick in (lambda each: each.kind, lambda each: list(each.names or ())))
-    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, classes=names, splits=fingerprints)
+    kinds = map_leaves(lambda output: output.kind, outputs)
+    classes = map_leaves(lambda output: list(output.names or ()), outputs)
+    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, classes=classes, splits=described)
 
 
 def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:

@@ -444,10 +444,17 @@ def tensorflow_rows(report: Report) -> ReportRows:
     tensorflow = report["tensorflow"]
     if not tensorflow["works"]:
         return [("broken", tensorflow["error"])]
-    rows = [(d["name"], device_line(d, report["gpus"])) for d in tensorflow["devices"]]
-    rows += [("cuda", cuda_line(tensorflow["cuda"]))]
-    rows += [("driver", reason)] if (reason := failure_of(report["gpus"])) else []
-    return rows + [(dtype, f"fails: {why}") for dtype, why in tensorflow["computes"].items() if why is not None]
+    rows = []
+    for device in tensorflow["devices"]:
+        rows.append((device["name"], device_line(device, report["gpus"])))
+    rows.append(("cuda", cuda_line(tensorflow["cuda"])))
+    failure = failure_of(report["gpus"])
+    if failure:
+        rows.append(("driver", failure))
+    for dtype, reason in tensorflow["computes"].items():
+        if reason is not None:
+            rows.append((dtype, f"fails: {reason}"))
+    return rows
 
 
 def device_line(device: Mapping[str, Any], gpus: Any) -> str:
@@ -471,16 +478,19 @@ def cuda_line(cuda: Mapping[str, Any]) -> str:
 def environment_rows(report: Report) -> ReportRows:
     config = report["tf_config"]
     store = report["tracking"]
-    peers = (
-        f"{config['role']} {config['index']} of {', '.join(config['peers'])}" if config and "peers" in config else ""
-    )
+    if config is None:
+        tf_config = "not set"
+    elif config.get("error"):
+        tf_config = config["error"]
+    else:
+        tf_config = f"{config['role']} {config['index']} of {', '.join(config['peers'])}" if "peers" in config else ""
     reach = {True: "reachable", False: "NOT reachable", None: "unknown"}
-    rows = [
-        ("TF_CONFIG", "not set" if config is None else config.get("error") or peers),
-        ("tracking", failure_of(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"),
-    ]
-    groups = report["variables"]
-    return rows + [(name, value) for who in groups.values() if isinstance(who, Mapping) for name, value in who.items()]
+    tracking = failure_of(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"
+    rows = [("TF_CONFIG", tf_config), ("tracking", tracking)]
+    for variables in report["variables"].values():
+        if isinstance(variables, Mapping):
+            rows += variables.items()
+    return rows
 
 
 def verdict_rows(verdicts: Mapping[str, Any]) -> ReportRows:

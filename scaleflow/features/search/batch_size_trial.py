@@ -245,17 +245,17 @@ class BatchSizeTrial:
         return examples / (length.steps_per_epoch * controller.step_seconds)
 
     def _report(self, measurements: Sequence[BatchMeasurement]) -> None:
-        found = choose_batch_size(measurements)
-        if found is None:
+        choice = choose_batch_size(measurements)
+        if choice is None:
             self._emit(RunEnded("FAILED", f"no batch fits, not even training.batch_size={measurements[-1].batch_size}"))
             return
         path = self._spec.folder / BatchSearch.table
         if self._spec.records:
-            rows = [
-                (measurement.batch_size, measurement.rate or "", measurement.host_mb) for measurement in measurements
-            ]
+            rows = []
+            for measurement in measurements:
+                rows.append((measurement.batch_size, measurement.rate or "", measurement.host_mb))
             path.write_text(format_csv(("batch_size", "examples_per_second", "host_mb"), sorted(rows)))
-        chosen, reason = found
+        chosen, reason = choice
         reason += explain_end(measurements, chosen, self._largest)
         self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, path=str(path)))
         self._emit(RunEnded("FINISHED"))

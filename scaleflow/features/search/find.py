@@ -77,7 +77,11 @@ def prepare_trial(composed: ComposedConfig, trial: Trial) -> PreparedRun:
 
 def read_trial(typed: argparse.Namespace) -> Trial:
     """Returns the trial that a command requests. Raises ConfigError if its options do not work."""
-    options = {key: value for key in ("low", "high", "steps") if (value := getattr(typed, key)) is not None}
+    options = {}
+    for key in ("low", "high", "steps"):
+        value = getattr(typed, key)
+        if value is not None:
+            options[key] = value
     if typed.setting == BatchSearch.name:
         if options:
             raise ConfigError(f"--{next(iter(options))}: is for a learning rate; leave it out")

@@ -57,21 +57,33 @@ def start() -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def describe_servers() -> tuple[list[str], list[dict[str, Any]]]:
-    answers = [answer for files in find_servers() if (answer := ask(files, "status"))]
-    return [*map(describe, answers)] or ["no warm server runs; start one: scaleflow warm start"], answers
+    """Returns a line about each server, and their answers."""
+    answers = ask_all("status")
+    lines = [describe(answer) for answer in answers]
+    return lines or ["no warm server runs; start one: scaleflow warm start"], answers
+
+
+def ask_all(question: str) -> list[dict[str, Any]]:
+    """Returns the answers of all servers that answer."""
+    answers = []
+    for files in find_servers():
+        answer = ask(files, question)
+        if answer:
+            answers.append(answer)
+    return answers
 
 
 def stop() -> tuple[list[str], list[dict[str, Any]]]:
     """Asks all servers to end, and waits for those without a running command."""
-    stopped = [(files, answer) for files in find_servers() if (answer := ask(files, "stop"))]
+    answers = ask_all("stop")
     lines = []
-    for _, answer in stopped:
+    for answer in answers:
         ends = "ends with its last command" if answer["running"] else "stopped"
         lines.append(f"{ends}: {describe(answer)}")
         deadline = time.monotonic() + STOP_SECONDS
         while not answer["running"] and Path(f"/proc/{answer['pid']}").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-    return lines or ["no warm server runs"], [answer for _, answer in stopped]
+    return lines or ["no warm server runs"], answers
 
 
 def ask(files: ServerFiles, question: str) -> dict[str, Any]:

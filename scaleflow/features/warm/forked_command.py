@@ -29,7 +29,8 @@ def main() -> None:
     if not link.recv(1):  # the client starts cold, or is gone
         os._exit(0)
     threading.Thread(target=end_with_client, args=(link,), name="client", daemon=True).start()
-    sys.argv, sys.orig_argv = words, json.loads(typed)
+    sys.argv = words
+    sys.orig_argv = json.loads(typed)
     sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # `multiprocessing` imports this module
     if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has further plugins
         find_plugins_again()

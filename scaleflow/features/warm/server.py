@@ -164,13 +164,11 @@ def import_all() -> None:
     from scaleflow import dataset, evaluation, model, objective, tracking
     from scaleflow.dataset import batches
 
-    commands = [command.module for command in list_commands().values()]
-    parts = [
-        f"{package.__name__}.{module.name}"
-        for package in (batches, dataset, evaluation, model, objective, tracking)
-        for module in pkgutil.iter_modules(package.__path__)
-    ]
-    for name in (*IMPORTED_LATER, *commands, *parts):
+    names = list(IMPORTED_LATER)
+    names += [command.module for command in list_commands().values()]
+    for package in (batches, dataset, evaluation, model, objective, tracking):
+        names += [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for name in names:
         with contextlib.suppress(Exception):  # not installed, or another package's broken command
             importlib.import_module(name)
     keep_config_files()
