@@ -64,7 +64,7 @@ from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
 #: Config groups of the core, and other top-level keys of a config.
-GROUPS = frozenset(each.name for each in fields(Plan)) - {*DERIVED_FIELDS}
+GROUPS = frozenset(field.name for field in fields(Plan)) - {*DERIVED_FIELDS}
 
 #: Sections that every whole config has. Another Hydra app may leave out groups with a default for each key, such as
 #: `objective`. For an incomplete config with at most MAX_SUGGESTED values, the error shows these as overrides.
@@ -210,7 +210,7 @@ def run(
     if unknown:
         raise unknown_argument_error(unknown)
     objects = [None if data is None else plan_data_file(data), plan_model_file(model)]
-    files = [each for each in objects if each is not None]
+    files = [file for file in objects if file is not None]
     if len(what) == 1 and not isinstance(what[0], str):
         composed = normalize_config(what[0], to_folders(config_dir))
     else:
@@ -220,9 +220,9 @@ def run(
     if model is not None and objects[1] is None:
         composed = use_function(composed, model)
     written: dict[Path, Callable[[Path], object]] = {}
-    for each in files:
-        composed, path = place_file(composed, each)
-        written[path] = each.write
+    for file in files:
+        composed, path = place_file(composed, file)
+        written[path] = file.write
 
     def fill_folder() -> None:
         for path, write in written.items():

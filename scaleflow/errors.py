@@ -212,7 +212,9 @@ def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
 
     Ignores case. Returns None if no known word is similar.
     """
-    words = {each.casefold(): each for each in known}
+    words = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), words, n=1, cutoff=cutoff)
-    longer = sorted((each for each in words if word and each.startswith(word.casefold())), key=len)
-    return words[(close or longer)[0]] if close or longer else None
+    if close:
+        return words[close[0]]
+    longer = [name for name in words if word and name.startswith(word.casefold())]
+    return words[min(longer, key=len)] if longer else None

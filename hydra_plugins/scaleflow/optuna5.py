@@ -249,7 +249,9 @@ class OptunaSweeper(Sweeper):
 
         composer = JobComposer(self._context, self._config)
         for attempt in range(MAX_REFUSED):
-            words = [*fixed, *(f"{key}={format_choice(pick_value(each, attempt))}" for key, each in space.items())]
+            words = list(fixed)
+            for key, distribution in space.items():
+                words.append(f"{key}={format_choice(pick_value(distribution, attempt))}")
             request = composer.read_request(words, 0)
             if not request.refusal:
                 return request

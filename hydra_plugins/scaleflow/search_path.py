@@ -39,7 +39,8 @@ class ScaleflowSearchPath(SearchPathPlugin):
             if feature.conf:
                 search_path.append(provider=feature.name, path=f"pkg://{feature.conf}")
             defaults += feature.defaults
-        node = {"defaults": [dict(each) if isinstance(each, Mapping) else each for each in defaults]}
+        entries = [dict(entry) if isinstance(entry, Mapping) else entry for entry in defaults]
+        node = {"defaults": entries}
         ConfigStore.instance().store(FEATURE_DEFAULTS, node, package="_global_", provider="scaleflow")
         for point in entry_points(group=ENTRY_POINTS):
             if is_package(point.value):

@@ -42,7 +42,7 @@ def complete_line() -> bool:
     if not words:
         print(*list_commands(), sep="\n")
     if command is not None:
-        words = [each for each in words if "=" in each]
+        words = [override for override in words if "=" in override]
     os.environ[LINE] = " ".join(["scaleflow", *words, word])
     return False
 

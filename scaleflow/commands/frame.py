@@ -160,7 +160,7 @@ class CommandParser(argparse.ArgumentParser):
                     return f"{word}: there is no such flag; type {name_command(self.name)} {words}"
         if self.name == "evaluate" and flag in ("--data", "--dataset", "--input", "--file", "--csv"):
             return f"{word}: there is no such flag; type dataset.data_dir=FILE"
-        bare = {each.lstrip("-"): each for each in self._flags}
+        bare = {known.lstrip("-"): known for known in self._flags}
         similar = find_similar(flag.lstrip("-"), bare, 0.7)
         hint = f"; did you mean {bare[similar]}?" if similar else ""
         return f"{word}: there is no such flag{hint} ({', '.join(self._flags)})"

@@ -128,10 +128,10 @@ class HydraTask:
         """
         if self._outcome is not None or not self._jobs:
             return self._outcome or Outcome()
-        failed = [each for each in self._jobs if each.code]
+        failed = [job for job in self._jobs if job.code]
 
         def read() -> dict[str, Any]:
-            errors = [each.error or each.read().get("error") for each in failed]
+            errors = [job.error or job.read().get("error") for job in failed]
             return {**self._jobs[-1].read(), "error": errors[-1] if errors else None}
 
         return Outcome(FAILED if failed else FINISHED, read)

@@ -61,8 +61,8 @@ def parse_command(
     if takes_run:
         locate_run(typed.run_id, Tracking())
     line = [*name_command(parser.name).split(), *words]
-    given = CommandWords(typed.overrides, typed.config_dir, run_id=typed.run_id, trusted=typed.trust, line=line)
-    return given, typed
+    command = CommandWords(typed.overrides, typed.config_dir, run_id=typed.run_id, trusted=typed.trust, line=line)
+    return command, typed
 
 
 def find_run(words: CommandWords, needs_run: bool = True) -> tuple[Run, CommandWords]:
@@ -99,9 +99,9 @@ def place_objects(run: Run, words: CommandWords, composed: ComposedConfig) -> tu
     """
     values: dict[str, str] = {}
     copies: list[tuple[Path, Path]] = []
-    keys = {each.path: each.name for each in list_object_keys(run.config)}
+    file_names = {object_key.path: object_key.name for object_key in list_object_keys(run.config)}
     for key, path in run.find_objects(words).items():
-        target = composed.folder.absolute() / keys[key]
+        target = composed.folder.absolute() / file_names[key]
         values[key] = str(target)
         copies.append((path, target))
 

@@ -71,8 +71,8 @@ def parse_condition(text: str) -> Sequence[Term]:
 @functools.cache  # many conditions share terms
 def parse_term(text: str) -> Term:
     for symbol, compare in OPERATORS.items():
-        key, found, operand = text.partition(symbol)
-        if found:
+        key, is_comparison, operand = text.partition(symbol)
+        if is_comparison:
             return Term(check_key(key, text), compare, parse_operand(symbol, operand, text))
     key = text.removeprefix("!")
     return Term(check_key(key, text), is_something, key == text)
@@ -87,7 +87,7 @@ def check_key(key: str, term: str) -> str:
 def parse_operand(symbol: str, text: str, term: str) -> Any:
     """Returns the right side of a comparison: a value, or a list of values for `in`."""
     texts = text.split("|")
-    values = [parse_constant(each, term) for each in texts]
+    values = [parse_constant(operand, term) for operand in texts]
     if symbol.endswith(" in "):
         return values
     if len(values) > 1:

@@ -44,7 +44,7 @@ def list_known_groups(feature: Feature) -> list[str]:
     """
     features = list_features()
     own = [feature, *(features[name] for name in feature.needs if name in features)]
-    return [*type_hints(Plan), *(each.config_group for each in own)]
+    return [*type_hints(Plan), *(known.config_group for known in own)]
 
 
 def key_exists(key: str) -> bool:
@@ -65,7 +65,7 @@ def list_keys(group: str) -> list[str]:
             keys.append(f"{group}.{name}")
             for option in get_args(hint):
                 if dataclasses.is_dataclass(option):
-                    keys += [f"{group}.{name}.{each.name}" for each in dataclasses.fields(option)]
+                    keys += [f"{group}.{name}.{field.name}" for field in dataclasses.fields(option)]
     return keys
 
 

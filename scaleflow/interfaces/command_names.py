@@ -23,10 +23,10 @@ def find_console_script(name: str) -> str | None:
     It is the script's name if the PATH finds it, otherwise its path next to the script that was typed. Returns None if
     this process was started as `python` and the PATH does not find the script.
     """
-    found = shutil.which(name)
+    on_path = shutil.which(name)
     typed = sys.orig_argv[1].removesuffix("scaleflow") + name if is_console_script(sys.orig_argv) else None
     own = Path(sys.executable).with_name(name) if typed is None else Path(typed)
-    if found is not None and Path(found).resolve() == own.resolve():
+    if on_path is not None and Path(on_path).resolve() == own.resolve():
         return name
     return None if typed is None else shlex.quote(typed)
 

@@ -326,7 +326,7 @@ class Checkpoint:
     write_seconds: float = field(default=600.0, metadata={"above": 0.0})
 
     @property
-    def sought(self) -> Best | None:
+    def criterion(self) -> Best | None:
         """The value that chooses the best checkpoint; None if no best checkpoint is kept."""
         return self.best or (Best() if self.export == "best" else None)
 
@@ -364,8 +364,8 @@ class ThresholdGoal:
     @property
     def is_one(self) -> bool:
         """Whether exactly one goal is set, and `cost` has two values."""
-        given = [each for each in (self.recall, self.precision, self.cost) if each is not None]
-        return len(given) == 1 and (self.cost is None or len(self.cost) == 2)
+        goals = [goal for goal in (self.recall, self.precision, self.cost) if goal is not None]
+        return len(goals) == 1 and (self.cost is None or len(self.cost) == 2)
 
 
 #: Parameters of functions in `evaluation.metrics` that receive the weights of the examples.
@@ -533,8 +533,8 @@ class Plan:
 
     def of(self, section: type[S]) -> S:
         """Returns a feature's keys as an object of its dataclass; with defaults if the config does not have them."""
-        found: S = self.features.get(section) or section()
-        return found
+        options: S = self.features.get(section) or section()
+        return options
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,10 @@ class DivisionKeys:
 
     def select(self, chosen: Any) -> DivisionKeys:
         """Returns the keys of the chosen examples: indices, a slice, or a mask."""
-        return DivisionKeys(*(None if each is None else each[chosen] for each in vars(self).values()))
+        selected = {}
+        for name, keys in vars(self).items():
+            selected[name] = None if keys is None else keys[chosen]
+        return DivisionKeys(**selected)
 
 
 @dataclass(frozen=True)
@@ -441,7 +444,7 @@ class Rows(Protocol):
         A table has all columns of its files, another dataset has its inputs with one value each. Raises ConfigError,
         which names `key`, if there is no such column.
         """
-        single = [name for name, each in name_leaves(self.spec[0]).items() if name and tuple(each.shape) == ()]
+        single = [name for name, spec in name_leaves(self.spec[0]).items() if name and tuple(spec.shape) == ()]
         for name in names:
             if name not in single:
                 there_are = f"; there are {', '.join(single)}" if single else ", because its inputs have no names"

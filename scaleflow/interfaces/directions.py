@@ -111,8 +111,8 @@ def find_by_name(name: str, look_up: Callable[[str], Mode | None]) -> Mode | Non
     """Returns the direction of a name that has no split, output or class; None if unknown."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     plain = re.sub(r"[\s\-.]+", "_", plain).removeprefix("val_")
-    for each in (plain, *strip_suffixes(plain)):
-        direction = look_up(each)
+    for candidate in (plain, *strip_suffixes(plain)):
+        direction = look_up(candidate)
         if direction is not None:
             return direction
     return None

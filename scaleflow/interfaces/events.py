@@ -333,8 +333,12 @@ def read_tags(event: Event) -> dict[str, str]:
 
 def to_fields(event: Event) -> dict[str, Any]:
     """Returns the fields of an event for a line of `events.jsonl`, without fields that are None."""
-    values = {each.name: getattr(event, each.name) for each in fields(event)}
-    return {"event": event.event, **{key: value for key, value in values.items() if value is not None}}
+    values: dict[str, Any] = {"event": event.event}
+    for event_field in fields(event):
+        value = getattr(event, event_field.name)
+        if value is not None:
+            values[event_field.name] = value
+    return values
 
 
 def parse_event(line: Mapping[str, Any]) -> Event | None:

@@ -264,7 +264,7 @@ def find_taken_key(feature: Feature, others: Iterable[Feature]) -> str:
     for other in others:
         if feature.section is None or other.section is None or feature.config_group != other.config_group:
             continue
-        keys = {each.name for each in fields(feature.section)}
+        keys = {field.name for field in fields(feature.section)}
         for key in fields(other.section):
             if key.name in keys:
                 return f"the feature {other.name} has a key {other.config_group}.{key.name} already"
@@ -276,9 +276,9 @@ def find_taken_default(feature: Feature, others: Iterable[Feature]) -> str:
     for other in others:
         for entry in feature.defaults:
             names = [entry] if isinstance(entry, str) else list(entry)
-            for each in other.defaults:
+            for taken in other.defaults:
                 for name in names:
-                    if name == each or (isinstance(each, Mapping) and name in each):
+                    if name == taken or (isinstance(taken, Mapping) and name in taken):
                         return f"the feature {other.name} has a default option {name} already"
     return ""
 
@@ -288,7 +288,7 @@ def order_by_needs(features: Mapping[str, Feature]) -> dict[str, Feature]:
     ordered: dict[str, Feature] = {}
     waiting = dict(features)
     while True:
-        ready = [each for each in waiting.values() if set(each.needs) <= set(ordered)]
+        ready = [feature for feature in waiting.values() if set(feature.needs) <= set(ordered)]
         if not ready:
             break
         ordered[ready[0].name] = ready[0]

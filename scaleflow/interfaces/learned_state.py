@@ -66,12 +66,12 @@ class LearnedState:
         """Converts the record to values that JSON can hold."""
         return {
             "format": FORMAT,
-            "inputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.inputs).items()],
-            "outputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.outputs).items()],
-            "preprocessing": {name: asdict(each) for name, each in self.preprocessing.items()},
+            "inputs": [{"name": name, **asdict(inputs)} for name, inputs in name_leaves(self.inputs).items()],
+            "outputs": [{"name": name, **asdict(output)} for name, output in name_leaves(self.outputs).items()],
+            "preprocessing": {name: asdict(step) for name, step in self.preprocessing.items()},
             "source": self.source,
             "reading": dict(self.reading),
-            "splits": {name: dict(each) for name, each in self.splits.items()},
+            "splits": {name: dict(split) for name, split in self.splits.items()},
             "pictures": list(self.pictures),
             "schema": dict(self.schema),
             "sizes": dict(self.sizes),
@@ -87,7 +87,7 @@ class LearnedState:
             return cls(
                 parse_leaves(record["inputs"], Inputs),
                 parse_leaves(record["outputs"], Outputs),
-                {name: LearnedPreprocessing(**each) for name, each in record["preprocessing"].items()},
+                {name: LearnedPreprocessing(**step) for name, step in record["preprocessing"].items()},
                 source=record["source"],
                 reading=record["reading"],
                 splits=record["splits"],
@@ -146,10 +146,10 @@ class EarlierState:
         return self.state.reading if self.state.source == name_class(source) else {}
 
 
-def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:
+def extend_classes(outputs: Outputs, classes: Iterable[str]) -> Outputs:
     """Returns outputs with new class names after the known ones. Two classes may become several."""
     known = outputs.names or ()
-    new = [name for name in found if name not in known]
+    new = [name for name in classes if name not in known]
     if not new:
         return outputs
     return replace(outputs, kind="classification", shape=(len(known) + len(new),), names=(*known, *new))
@@ -233,20 +233,20 @@ class LearnedChanges:
     def find_old(self, name: str) -> Outputs | None:
         """Returns the old run's description of an output; None if it had no such output, or another target column."""
         is_same = self.old.reading.get("target") == self.new.reading.get("target")
-        found: Outputs | None = name_leaves(self.old.outputs).get(name)
-        return found if is_same else None
+        old: Outputs | None = name_leaves(self.old.outputs).get(name)
+        return old if is_same else None
 
     @cached_property
     def other_outputs(self) -> Collection[str]:
         """The names of outputs that differ from the old run's outputs."""
         outputs = name_leaves(self.new.outputs)
-        return {name for name, each in outputs.items() if not is_same_output(self.find_old(name), each)}
+        return {name for name, output in outputs.items() if not is_same_output(self.find_old(name), output)}
 
     @property
     def is_other(self) -> bool:
         """Whether inputs or outputs differ from the old run, in name or meaning."""
-        names = (set(name_leaves(each.inputs)) for each in (self.old, self.new))
-        return len(set(map(frozenset, names))) > 1 or bool(self.other_inputs or self.other_outputs)
+        has_same_names = set(name_leaves(self.old.inputs)) == set(name_leaves(self.new.inputs))
+        return not has_same_names or bool(self.other_inputs or self.other_outputs)
 
     def describe(self) -> str:
         """Describes the differences for a message; empty if there are no differences."""
@@ -265,14 +265,17 @@ class LearnedChanges:
                 added = describe_extension(self.old.preprocessing[name], self.new.preprocessing[name].learned)
                 if added:
                     yield f"{label}: {added}"
-        yield from (f"{name or 'inputs'}: dropped" for name in before if name not in after)
+        for name in before:
+            if name not in after:
+                yield f"{name or 'inputs'}: dropped"
 
     def _describe_outputs(self) -> Iterator[str]:
         for name, new in name_leaves(self.new.outputs).items():
             old = self.find_old(name)
             label = name or self.new.reading.get("target") or "outputs"
             known = set(() if old is None else old.names or ())
-            added = count_new([each for each in new.names or () if each not in known], "class") if known else ""
+            new_classes = [name_of_class for name_of_class in new.names or () if name_of_class not in known]
+            added = count_new(new_classes, "class") if known else ""
             if added:
                 yield f"{label}: {added}"
             elif name in self.other_outputs:

@@ -65,7 +65,7 @@ def find_checks(hint: Any) -> Sequence[Check]:
         return [Check(lambda value: value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}")]
     if hint is bool:
         return [Check(lambda value: isinstance(value, bool), "true or false")]
-    return [each for each in get_args(hint) if isinstance(each, Check)]  # from `Annotated`
+    return [check for check in get_args(hint) if isinstance(check, Check)]  # from `Annotated`
 
 
 def is_integer(value: Any) -> bool:

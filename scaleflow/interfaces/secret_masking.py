@@ -125,7 +125,8 @@ def find_secrets_in_text(raw: str, plain: str) -> Iterator[str]:
 
 def reads_secret(text: str) -> bool:
     """Returns whether an interpolation reads a secret from the environment."""
-    return any(each["way"] == "secret" or is_secret(each["name"]) for each in _FROM_ENVIRONMENT.finditer(text))
+    matches = _FROM_ENVIRONMENT.finditer(text)
+    return any(match["way"] == "secret" or is_secret(match["name"]) for match in matches)
 
 
 def find_typed_secrets(words: Sequence[str]) -> Iterator[str]:

@@ -72,7 +72,7 @@ class StageCommand:
         words = [self.name]
         if self.takes_run:
             words.append(str(values["run"]))
-        words += [str(each) for each in values.get("overrides") or ()]
+        words += [str(override) for override in values.get("overrides") or ()]
         if self.composes or "trust" in self.flags:  # it imports user code
             for path in config_dirs:
                 words += ["--config-dir", path]
@@ -82,8 +82,10 @@ class StageCommand:
             if value is None or value is False:
                 continue
             flag = f"--{key.replace('_', '-')}"
-            for each in value if isinstance(value, list) else [value]:
-                words += [flag] if each is True else [flag, str(each)]
+            for item in value if isinstance(value, list) else [value]:
+                words.append(flag)
+                if item is not True:
+                    words.append(str(item))
         return words
 
     def make_extra_words(self, values: Mapping[str, Any], folder: Path) -> list[str]:

@@ -67,19 +67,16 @@ def name_arrays(data: tuple[Any, ...] | Mapping[Any, Any]) -> dict[str, Any]:
 
     if isinstance(data, tuple) and len(data) not in (2, 3):
         raise ConfigError(f"run(data=...): a tuple of {len(data)}; give (x, y), or (x, y, weights)")
-    if (
-        isinstance(data, tuple)
-        and isinstance(data[0], tuple | list)
-        and any(hasattr(each, "shape") for each in data[0])
-    ):
+    has_parts = isinstance(data, tuple) and isinstance(data[0], tuple | list)
+    if has_parts and any(hasattr(part, "shape") for part in data[0]):
         raise ConfigError(
             "run(data=...): the first part is a tuple of arrays; give splits by name, data={'x_train': x, 'y_train': "
             "y, 'x_val': a, 'y_val': b}, and several inputs by name with dataset.inputs=[NAME, NAME]"
         )
     named = zip(ARRAYS, data, strict=False) if isinstance(data, tuple) else data.items()
-    arrays = {str(name): np.asarray(each) for name, each in named}
-    for name, each in arrays.items():
-        if each.dtype == object:
+    arrays = {str(name): np.asarray(array) for name, array in named}
+    for name, array in arrays.items():
+        if array.dtype == object:
             raise ConfigError(f"run(data=...): {name} is no array of numbers or texts of one shape; convert it to one")
     return arrays
 
@@ -97,7 +94,7 @@ def plan_model_file(model: Any) -> ObjectFile | None:
         return None
     if not model.built:
         raise ConfigError("run(model=...): the model has no weights yet; begin it with keras.Input, or call it once")
-    digest = hash_parts((model.to_json(), *(each for each in model.get_weights())))
+    digest = hash_parts((model.to_json(), *model.get_weights()))
     return ObjectFile(("model", "keras_file"), KERAS_FILE, f"model-{digest}.keras", write=model.save)
 
 
@@ -114,7 +111,7 @@ def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
             f"run(model={type(model).__name__}): expected a Keras model, or a function of a module that builds one, or "
             "functools.partial of it with arguments by name"
         )
-    shared = {each.name for each in fields(Model)}
+    shared = {field.name for field in fields(Model)}
     kept = {key: value for key, value in composed.raw["model"].items() if key in shared}
     changed = composed.set({"model": {"_target_": path, **arguments, **kept}})
     return replace(changed, choices={**composed.choices, "model": function.__name__})
@@ -200,7 +197,7 @@ def to_arrow(data: Any) -> Any:
     name = type(data).__qualname__
     if name != "DataFrame" or module.partition(".")[0] != "pandas":
         raise ConfigError(f"run(data={name}): expected a pandas DataFrame or a pyarrow Table; convert it to one")
-    other = next((each for each in data.columns if not isinstance(each, str)), None)
+    other = next((column for column in data.columns if not isinstance(column, str)), None)
     if other:
         raise ConfigError(f"run(data=DataFrame): the column {other!r} needs a name that is a string; rename it")
     try:

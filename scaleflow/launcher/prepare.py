@@ -253,15 +253,19 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     cluster = plan.cluster
     engine = find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
-        several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
-        return set_values(plan, {"strategy.name": "multi_worker"}) if several and plan.strategy.is_auto else plan
+        has_several = cluster.workers != 1 if cluster.submit is not None else (cluster.workers or 1) > 1
+        if has_several and plan.strategy.is_auto:
+            return set_values(plan, {"strategy.name": "multi_worker"})
+        return plan
     if engine.is_local and not (plan.strategy.is_auto and environment.get(TF_CONFIG)):
         return plan
     task = parse_tf_config(engine.read_tf_config(plan, environment))
     if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan
-    found = {"strategy.name": "parameter_server" if task.servers else "multi_worker"}
-    return set_values(plan, found | ({"cluster.name": "tf_config"} if engine.is_local else {}))
+    values = {"strategy.name": "parameter_server" if task.servers else "multi_worker"}
+    if engine.is_local:
+        values["cluster.name"] = "tf_config"
+    return set_values(plan, values)
 
 
 def apply_tpu(plan: Plan) -> Plan:
@@ -277,8 +281,12 @@ def apply_tpu(plan: Plan) -> Plan:
     address = find_tpu(plan.hardware.tpu)
     if not is_wanted and (address is None or not is_sure(address)):
         return plan
-    found = {"hardware.name": "tpu", "hardware.tpu": address.address if address else None}
-    return set_values(plan, {"strategy.name": "tpu", **found})
+    values = {
+        "strategy.name": "tpu",
+        "hardware.name": "tpu",
+        "hardware.tpu": address.address if address else None,
+    }
+    return set_values(plan, values)
 
 
 def check_outside(plan: Plan, tpu: str | None) -> Plan:

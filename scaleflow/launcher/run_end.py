@@ -150,7 +150,7 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
         metric = name.rpartition("/")[2]
         why = f": {PREDICTIONS[metric]}".replace("mean", middle) if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
-        fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
+        fitted = [f"{model} {format_number(value)}" for model, value in known.find_fitted_baselines(name).items()]
         if fitted and known.fitted_rows:
             which = "both of" if len(fitted) == 2 else "of"
             fitted[-1] += f", {which} {known.fitted_rows:,} training rows"

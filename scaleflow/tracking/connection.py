@@ -201,11 +201,11 @@ def explain_denial(error: BaseException, uri: str) -> str:
         return ""
     from mlflow.utils.credentials import get_default_host_creds
 
-    found = get_default_host_creds(uri)
+    credentials = get_default_host_creds(uri)
     sources = {
-        "the name and password of MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD": found.username
-        and found.password,
-        "the token of MLFLOW_TRACKING_TOKEN": found.token,
+        "the name and password of MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD": credentials.username
+        and credentials.password,
+        "the token of MLFLOW_TRACKING_TOKEN": credentials.token,
         "the name and password of the address": "@" in urlsplit(uri).netloc,
     }
     sent = next((f"it got {source}" for source, is_set in sources.items() if is_set), "no credentials were sent")

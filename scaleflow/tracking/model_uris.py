@@ -102,7 +102,8 @@ def find_model_version(client: MlflowClient, uri: str) -> Any:
             raise
         known = [model.name for model in client.search_registered_models()]
         raise ConfigError(f"{uri}: there is no registered model {name}{list_known(name, known)}") from error
-    versions = sorted((str(each.version) for each in client.search_model_versions(f"name='{name}'")), key=int)
+    versions = [str(version.version) for version in client.search_model_versions(f"name='{name}'")]
+    versions.sort(key=int)
     if "latest" in (wanted, alias) and versions:
         wanted = versions[-1]
     elif alias is not None:

@@ -70,7 +70,8 @@ class ChampionRegistry:
         from mlflow.exceptions import MlflowException
 
         try:
-            return {alias: str(each) for alias, each in self.client.get_registered_model(self.name).aliases.items()}
+            aliases = self.client.get_registered_model(self.name).aliases
+            return {alias: str(version) for alias, version in aliases.items()}
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -82,8 +83,8 @@ class ChampionRegistry:
 
     def find_model(self, version: str) -> str:
         """Returns the ID of a version's logged model."""
-        found = self.client.get_model_version(self.name, version)
-        return str(found.model_id or str(found.source).removeprefix("models:/"))
+        registered = self.client.get_model_version(self.name, version)
+        return str(registered.model_id or str(registered.source).removeprefix("models:/"))
 
     def add_version(self, run_id: str, model_id: str) -> str:
         """Registers a logged model as a version, if it is not one yet, and returns the version. Moves no alias."""
@@ -121,7 +122,8 @@ class ChampionRegistry:
             if now is None:
                 raise ConfigError(f"--rollback: the model {self.name} has no alias {CHAMPION}")
             before = self.client.get_model_version(self.name, now).tags.get(BEFORE)
-            known = {str(each.version) for each in self.client.search_model_versions(f"name = '{self.name}'")}
+            versions = self.client.search_model_versions(f"name = '{self.name}'")
+            known = {str(version.version) for version in versions}
             if not before or before not in known:
                 reason = "was the first one" if before == "" else "says nothing of a version before it"
                 raise ConfigError(f"--rollback: version {now} of {self.name} {reason}; set the alias with MLflow")

@@ -171,8 +171,8 @@ class MlflowTracker(Tracker):
         run = self.fetch_run()
         parent = run.data.tags.get("mlflow.parentRunId")
         query = f"tags.`mlflow.parentRunId` = '{parent}' and attributes.status = 'FINISHED'"
-        found = self._client.search_runs([run.info.experiment_id], query) if parent else []
-        return [(each.data.params, each.data.metrics) for each in found]
+        jobs = self._client.search_runs([run.info.experiment_id], query) if parent else []
+        return [(job.data.params, job.data.metrics) for job in jobs]
 
     @property
     def model_uri(self) -> str | None:

@@ -242,8 +242,11 @@ def log_evaluation(
 def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> str:
     """Returns the name of an evaluation. Appends the data's digest if an evaluation on other data has this name."""
     tag = tags.get(f"{EVALUATION_TAG}{name}")
-    found = None if tag is None else TAGGED_DIGEST.search(tag)
-    return name if tag is None or (found and found[1] == digest) else f"{name}-{digest[:8]}"
+    if tag is None:
+        return name
+    earlier = TAGGED_DIGEST.search(tag)
+    is_same_data = earlier is not None and earlier[1] == digest
+    return name if is_same_data else f"{name}-{digest[:8]}"
 
 
 #: Tags of a sweep's run about its best job: its number, its folder, its overrides as typed in a command, and the metric
@@ -274,10 +277,10 @@ def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelR
         folder = parent.data.tags[BEST_FOLDER]
         query = f"tags.`mlflow.parentRunId` = '{run_id}'"
         jobs = client.search_runs([parent.info.experiment_id], query, max_results=SEARCH_MAX_RESULTS_THRESHOLD)
-        found = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == folder]
-        if not found:
+        best = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == folder]
+        if not best:
             raise ConfigError(f"{run_id}: the store does not have the run of the best job, {folder}")
-        tracker.adopt(found[0])
+        tracker.adopt(best[0])
         return tracker, choose_result(tracker.fetch_run()), parent
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error

@@ -77,8 +77,8 @@ class AnswerRules:
         text = worker_sync.from_chief(
             lambda: json.dumps(learn_from(self._options, self.outputs, contents), default=vars)
         )
-        found, notes = json.loads(text)
-        self.outputs = parse_leaves([{"name": "", **found}], Outputs)
+        learned, notes = json.loads(text)
+        self.outputs = parse_leaves([{"name": "", **learned}], Outputs)
         calibration = self.outputs.calibration
         if calibration is not None:
             self._engine.adjust_outputs(lambda outputs: outputs * calibration[0] + calibration[1])

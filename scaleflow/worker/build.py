@@ -76,16 +76,19 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     parts = batching.replicas * batching.accumulate * find_batch_multiple(plan)
     options = training.choose_length_by_size(plan.training, examples, parts)
     arguments = fill_arguments(plan, data)
-    values: dict[str, Any] = {f"model.{key}": value for key, value in arguments.items()}
-    found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
+    values: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}  # the values as text
+    for key, value in arguments.items():
+        values[f"model.{key}"] = value
+        sizes[f"model.{key}"] = json.dumps(value)
     if plan.training.epochs == BY_SIZE:
-        found["training.epochs"] = options.epochs
+        sizes["training.epochs"] = options.epochs
     if options.global_batch_size is not None and plan.training.global_batch_size is None:
         # The user types the batch size of one replica.
-        found["training.batch_size"] = options.global_batch_size // (batching.replicas * batching.accumulate)
+        sizes["training.batch_size"] = options.global_batch_size // (batching.replicas * batching.accumulate)
         data = data.divide(options)
     values |= {"training.epochs": options.epochs, "training.global_batch_size": options.global_batch_size}
-    return set_values(plan, values), data, found
+    return set_values(plan, values), data, sizes
 
 
 def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
@@ -94,8 +97,10 @@ def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
     """
     is_table = plan.choices.get("dataset") in TABLES
     chosen = plan.choices.get("model")
-    found = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
-    parts = [f"{len(splits.train):,} training examples get {found}"] if found else []
+    settings = [f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{")]
+    parts = []
+    if settings:
+        parts.append(f"{len(splits.train):,} training examples get {', '.join(settings)}")
     if splits.folds:
         parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
     if is_table and chosen == "mlp" and plan.model.target.path == MLP:
@@ -307,7 +312,6 @@ class EngineBuilder:
 
     def finish(self) -> TrainingSetup:
         """Emits notes for the user, and returns the complete setup."""
-        from scaleflow import training
 
         plan = self.plan
         engine = self.engine
@@ -326,7 +330,7 @@ class EngineBuilder:
             engine=engine,
             feeds=self.feeds,
             export=self._make_export(facts.learned),
-            callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
+            callbacks=self._make_callbacks(),
             facts=facts,
             kept=self.kept,
             answers=self.answers,
@@ -391,11 +395,20 @@ class EngineBuilder:
             "steps_per_epoch": length.steps_per_epoch,
             "epochs": length.epochs,
             "parameters": engine.model.count_params(),
-            "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
+            "trainable_parameters": sum(math.prod(variable.shape) for variable in engine.model.trainable_variables),
         }
         if engine.freezing is not None:
             values["trainable_parameters_by_epoch"] = json.dumps(engine.freezing.parameters)
         return values
+
+    def _make_callbacks(self) -> list[Any]:
+        """Makes the callbacks of `training.callbacks`."""
+        from scaleflow import training
+
+        callbacks = []
+        for target in self.plan.training.callbacks or ():
+            callbacks.append(training.make_callback(bind_target(target), target.path))
+        return callbacks
 
     def _make_export(self, learned: LearnedState) -> Callable[..., str]:
         """Makes the function that exports the model to a folder and returns the digest of its weights."""
@@ -483,7 +496,7 @@ def check_monitors(plan: Plan, goal: Objective, validates: bool) -> None:
 
     monitors = {
         "training.early_stopping": plan.training.early_stopping,
-        "checkpoint.best": plan.checkpoint.sought,
+        "checkpoint.best": plan.checkpoint.criterion,
         "optimizer.plateau": plan.optimizer.watched,
     }
     for key, monitor in monitors.items():

@@ -77,15 +77,15 @@ def check_compiled(compiled: Mapping[str, Any], outputs: OutputStructure, plan: 
         if loss is None:
             continue
         key = f"objective.loss.{name}" if name else "objective.loss"
-        given = find_given_loss(plan, name)
-        if given is None and plan.training.step is None and not is_default(loss, described, plan):
+        configured = find_configured_loss(plan, name)
+        if configured is None and plan.training.step is None and not is_default(loss, described, plan):
             default = DEFAULT_LOSSES[described.kind][0]
             raise ConfigError(
                 f"model: it is compiled with the loss {loss}, and this run would train {describe_output(name)}with "
                 f"{default}, the loss of {described.kind} targets; write {key}={loss.word} to train with the compiled "
                 f"loss, or {key}={SHORT_NAMES.get(default, default)} to train with that of the targets"
             )
-        if (given is not None and not is_same_loss(loss, given)) or plan.training.step is not None:
+        if (configured is not None and not is_same_loss(loss, configured)) or plan.training.step is not None:
             unused.append(f"the loss {loss}{describe_output(name, ' of ')}")
     unused += check_loss_weights(compiled.get("loss_weights"), list(named), plan)
     unused += list_unused_optimizer(compiled, plan)
@@ -115,25 +115,25 @@ def read_loss(value: Any) -> CompiledLoss | None:
     if value is None:
         return None
     if isinstance(value, str):
-        found = find_loss_class(value)
-        return CompiledLoss(found or value, found is not None)
+        loss_class = find_loss_class(value)
+        return CompiledLoss(loss_class or value, loss_class is not None)
     kind = str(value.get("class_name"))
     config = value.get("config")
     if kind == "__lambda__":
         return CompiledLoss("lambda", is_of_keras=False)
     name = config if kind == "function" and isinstance(config, str) else kind
-    found = find_loss_class(name)
-    if found is None or not isinstance(config, Mapping):
-        return CompiledLoss(found or name, found is not None)
-    defaults = read_loss_defaults(found)
+    loss_class = find_loss_class(name)
+    if loss_class is None or not isinstance(config, Mapping):
+        return CompiledLoss(loss_class or name, loss_class is not None)
+    defaults = read_loss_defaults(loss_class)
     arguments = {}
     for key, argument in config.items():
         if key not in FORM_ARGUMENTS and key in defaults and argument != defaults[key]:
             arguments[key] = argument
-    return CompiledLoss(found, True, arguments)
+    return CompiledLoss(loss_class, True, arguments)
 
 
-def find_given_loss(plan: Plan, name: str) -> Target | str | None:
+def find_configured_loss(plan: Plan, name: str) -> Target | str | None:
     """Returns the loss that the config sets for an output; None if the kind of target chooses it."""
     options = plan.objective
     if options.levels is not None:
@@ -151,30 +151,34 @@ def is_default(loss: CompiledLoss, described: Outputs, plan: Plan) -> bool:
     return loss.name in DEFAULT_LOSSES[described.kind] and not arguments
 
 
-def is_same_loss(loss: CompiledLoss, given: Target | str) -> bool:
+def is_same_loss(loss: CompiledLoss, configured: Target | str) -> bool:
+    """Returns whether a compiled loss equals the loss that the config sets."""
     from scaleflow.objective import find_loss_class
 
-    if isinstance(given, str):
-        return find_loss_class(given) == loss.name and not loss.arguments
-    arguments = {key: value for key, value in given.arguments.items() if key not in FORM_ARGUMENTS}
-    return given.path.rpartition(".")[2] == loss.name and arguments == dict(loss.arguments)
+    if isinstance(configured, str):
+        return find_loss_class(configured) == loss.name and not loss.arguments
+    arguments = {key: value for key, value in configured.arguments.items() if key not in FORM_ARGUMENTS}
+    return configured.path.rpartition(".")[2] == loss.name and arguments == dict(loss.arguments)
 
 
 def check_loss_weights(weights: Any, names: list[str], plan: Plan) -> list[str]:
     """Returns the compiled loss weights if the run ignores them. Raises ConfigError if the user must type them."""
-    found = {name: float(value) for name, value in pick_by_output(weights, names).items() if value is not None}
-    if all(value == 1 for value in found.values()):
+    compiled = {}
+    for name, value in pick_by_output(weights, names).items():
+        if value is not None:
+            compiled[name] = float(value)
+    if all(value == 1 for value in compiled.values()):
         return []
-    if "" in found:
-        return [f"loss_weights={found['']:g}"]
-    given = plan.objective.loss_weights
-    if given is None:
-        text = ", ".join(f"{name}: {value:g}" for name, value in found.items())
+    if "" in compiled:
+        return [f"loss_weights={compiled['']:g}"]
+    configured = plan.objective.loss_weights
+    if configured is None:
+        text = ", ".join(f"{name}: {value:g}" for name, value in compiled.items())
         raise ConfigError(
             f"model: it is compiled with the loss weights {{{text}}}, and this run would weigh all outputs alike; "
             f"write 'objective.loss_weights={{{text}}}', or the weights that you want"
         )
-    return [] if given == found else ["the loss weights"]
+    return [] if configured == compiled else ["the loss weights"]
 
 
 def list_unused_optimizer(compiled: Mapping[str, Any], plan: Plan) -> list[str]:
@@ -209,9 +213,10 @@ def list_unused_metrics(compiled: Mapping[str, Any], named: Mapping[str, Outputs
     metrics: dict[str, None] = {}
     for part in ("metrics", "weighted_metrics"):
         for name in list_metric_words(compiled.get(part)):
-            found = find_metric_class(name) or name
-            found = "accuracy" if found == "acc" else found
-            if not {plain_name(found), plain_name(name)} & known:
+            metric = find_metric_class(name) or name
+            if metric == "acc":
+                metric = "accuracy"
+            if not {plain_name(metric), plain_name(name)} & known:
                 metrics[name] = None
     return [f"the metrics {', '.join(metrics)} (objective.metrics adds metrics)"] if metrics else []
 
@@ -227,5 +232,5 @@ def list_metric_words(value: Any) -> Iterator[str]:
         config = value.get("config")
         yield config if kind == "function" and isinstance(config, str) else kind
     elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from list_metric_words(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from list_metric_words(item)

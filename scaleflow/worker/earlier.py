@@ -72,7 +72,7 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
     mode = plan.model.init_from_preprocessing
     setting = f"model.init_from={plan.model.init_from}"
     if before is None:
-        has_meaning = learned.preprocessing or any(each.names for each in name_leaves(learned.outputs).values())
+        has_meaning = learned.preprocessing or any(output.names for output in name_leaves(learned.outputs).values())
         if plan.weights is not None and has_meaning:
             emit(Note(f"{setting}: nothing is known about the preprocessing and the classes of these weights"))
         return None
@@ -130,9 +130,12 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
     make = bind_target(target)
     is_ours = target.path.startswith("scaleflow.")
     takes_split = is_ours and "split" in inspect.signature(locate_target(target)).parameters
-    given: dict[str, Any] = {"split": plan.dataset.split} if takes_split else {}
-    given |= {"earlier": earlier} if earlier is not None and takes_earlier(locate_target(target)) else {}
-    source = make(**given)
+    arguments: dict[str, Any] = {}
+    if takes_split:
+        arguments["split"] = plan.dataset.split
+    if earlier is not None and takes_earlier(locate_target(target)):
+        arguments["earlier"] = earlier
+    source = make(**arguments)
     source = source if earlier is None else dataset.match_source(source, earlier)
     if plan.objective.levels is None:
         return source

@@ -312,7 +312,8 @@ class EngineMaker:
             new_optimizer = optimizer.create_optimizer(
                 bind_target(self.plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
             )
-            optimizer.mark_tables(new_optimizer, [id(each) in model.list_table_variables(net) for each in variables])
+            tables = model.list_table_variables(net)
+            optimizer.mark_tables(new_optimizer, [id(variable) in tables for variable in variables])
             if options.clip_value is not None:
                 optimizer.clip_values(new_optimizer, options.clip_value)
             new_optimizer.build(list(variables))

@@ -127,17 +127,17 @@ def draw_examples(hooks: Mapping[str, WorkerHook], data: TrainingData) -> tuple[
     drawn: DrawnExamples | None = None
     for name, hook in hooks.items():
         with name_error(name):
-            found = hook.draw_examples(data)
-            if not isinstance(found, DrawnExamples | None):
-                raise TypeError(f"draw_examples returns {type(found).__name__}, and not DrawnExamples")
-        if found is None:
+            choice = hook.draw_examples(data)
+            if not isinstance(choice, DrawnExamples | None):
+                raise TypeError(f"draw_examples returns {type(choice).__name__}, and not DrawnExamples")
+        if choice is None:
             continue
         if drawn is not None:
             raise ConfigError(
                 f"the features {drawing} and {name} both say which examples an epoch has; use only one of the two"
             )
         drawing = name
-        drawn = found
+        drawn = choice
     return drawing, drawn
 
 

@@ -57,7 +57,9 @@ class PredictionKeeper:
         from scaleflow.evaluation.collector import PredictionCollector, choose_form
 
         self._outputs = name_leaves(outputs)
-        self._forms = {n: "values" if is_raw else choose_form(each) for n, each in self._outputs.items()}
+        self._forms = {}
+        for name, output in self._outputs.items():
+            self._forms[name] = "values" if is_raw else choose_form(output)
         self.is_raw = not {"positions", "best"} & set(self._forms.values())
         self._feed = feed
         self.collector = PredictionCollector(outputs, feed.examples)
@@ -128,12 +130,16 @@ class ExampleReader:
         """Returns the inputs with one value per example, and the added columns, by name: [n]."""
 
         columns: dict[str, Any] = {}
-        if any(not each.shape for each in name_leaves(self.inputs).values()):
-            values = name_leaves(self.raw.read(examples)[0])
-            columns = {name or "input": each for name, each in values.items() if each.ndim == 1}
+        if any(not spec.shape for spec in name_leaves(self.inputs).values()):
+            for name, values in name_leaves(self.raw.read(examples)[0]).items():
+                if values.ndim == 1:
+                    columns[name or "input"] = values
         for read in self.more:
             columns |= read(examples)
-        return {name: each.to_numpy() if hasattr(each, "to_numpy") else each for name, each in columns.items()}
+        for name, values in columns.items():
+            if hasattr(values, "to_numpy"):
+                columns[name] = values.to_numpy()
+        return columns
 
     def add_columns(self, read: Callable[[Array], Mapping[str, Any]]) -> ExampleReader:
         """Returns a reader with further columns, which `read` returns by name, [n] each."""
@@ -287,7 +293,12 @@ def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
         with contextlib.suppress(ConfigError):  # new data may lack the column
             read = raw.open_columns([rule.column], DIVISION_KEY)
             keys = read_keys(replace(rule, stratum=None), lambda name: read(places)[name], str)
-    return {name: each for name, each in ((GROUP, keys.groups), (TIME, keys.times)) if each is not None}
+    columns = {}
+    if keys.groups is not None:
+        columns[GROUP] = keys.groups
+    if keys.times is not None:
+        columns[TIME] = keys.times
+    return columns
 
 
 def keep_predictions(

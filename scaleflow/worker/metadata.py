@@ -83,12 +83,14 @@ def identify_files(plan: Plan) -> dict[str, list[Any]]:
     For more than `data_digest.MAX_NAMED` files there are only digests of folders. For a file in an object store, the
     digest is the ETag if the store returns one.
     """
-    found: dict[str, list[Any]] = {}
+    facts: dict[str, list[Any]] = {}
     for path, digest in group_by_folder(digest_files(list_plan_files(plan))).items():
         status = None if path.endswith("/") else Path(path).stat()
-        found[path] = [digest, status and status.st_size, status and round(status.st_mtime, 3)]
+        facts[path] = [digest, status and status.st_size, status and round(status.st_mtime, 3)]
     address = plan.dataset.target.arguments.get("data_dir")
-    return found | identify_objects(str(address)) if is_store_address(address) else found
+    if is_store_address(address):
+        facts |= identify_objects(str(address))
+    return facts
 
 
 def identify_objects(address: str) -> dict[str, list[Any]]:

@@ -179,9 +179,12 @@ def digest_plan(plan: Plan) -> str:
     """Returns a text that must be equal on all workers: the config, TensorFlow's version and the initial weights."""
     excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
-    weights = plan.weights
-    files = [] if weights is None else [weights, *(str(Path(weights).with_name(each)) for each in LEARNED_FILES)]
-    return json.dumps([config, version("tensorflow"), [digest_file(each) for each in files]], sort_keys=True)
+    files = []
+    if plan.weights is not None:
+        files.append(plan.weights)
+        files += [str(Path(plan.weights).with_name(name)) for name in LEARNED_FILES]
+    digests = [digest_file(file) for file in files]
+    return json.dumps([config, version("tensorflow"), digests], sort_keys=True)
 
 
 def digest_file(file: str) -> str | None:

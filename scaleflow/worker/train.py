@@ -195,7 +195,7 @@ def make_session(trainer: Trainer) -> Session:
         sync=trainer.worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
-            options.sought,
+            options.criterion,
             ends_as_best=options.export == "best",
             modes=setup.engine.objective.modes,
         ),

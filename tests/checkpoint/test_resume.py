@@ -68,7 +68,7 @@ def course(
     built = build_training(plan, ignore)
     options = plan.checkpoint
     keeper = checkpoint.CheckpointManager(options, folder, emit)
-    checkpointing = training.Checkpointing(keeper, options.sought, options.export == "best")
+    checkpointing = training.Checkpointing(keeper, options.criterion, options.export == "best")
     session = make_session(plan, built, emit, should_stop, checkpointing=checkpointing)
     if goes_on:
         session.restore(keeper.load_newest())
@@ -316,7 +316,7 @@ def confusions(plan: Plan, folder: str) -> list[Any]:
 
     built = build_untested(plan)
     manager = checkpoint.CheckpointManager(plan.checkpoint, folder, ignore)
-    checkpointing = training.Checkpointing(manager, plan.checkpoint.sought, ends_as_best=True)
+    checkpointing = training.Checkpointing(manager, plan.checkpoint.criterion, ends_as_best=True)
     make_session(plan, built, ignore, checkpointing=checkpointing).run()
     counted = built.engine.read_confusion(built.feeds.validation)
     built.engine.evaluate(built.feeds.validation)

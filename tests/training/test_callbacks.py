@@ -153,7 +153,7 @@ def judged(named: Any, silent: Any, unclear: Any) -> tuple[int, int | None, list
 
     errors = []
     built = build_training(named, ignore)
-    checkpointing = Checkpointing(best=named.checkpoint.sought)
+    checkpointing = Checkpointing(best=named.checkpoint.criterion)
     session = make_session(named, built, ignore, callbacks=built.callbacks, checkpointing=checkpointing)
     session.run()
     for other in (silent, unclear):

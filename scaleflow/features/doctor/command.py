@@ -423,9 +423,11 @@ def format_section(title: str, rows: Any) -> str:
 ReportRows = list[tuple[str, str]]
 
 
-def failure_of(found: Any) -> str | None:
+def failure_of(part: Any) -> str | None:
     """Returns why a part of the report is unknown, or None if it is known."""
-    return f"unknown: {found['error']}" if isinstance(found, Mapping) and found.get("error") else None
+    if isinstance(part, Mapping) and part.get("error"):
+        return f"unknown: {part['error']}"
+    return None
 
 
 def cpu_line(cpu: Mapping[str, Any]) -> str:

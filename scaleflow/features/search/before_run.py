@@ -38,10 +38,10 @@ def find_settings(
         search = make_search(run, trial)
         outcome = launch(search)
         state = RunState.read(search.spec.folder)
-        found = state.result
-        if not isinstance(found, SettingFound) or outcome.code != FINISHED or stop.is_set():
+        setting = state.result
+        if not isinstance(setting, SettingFound) or outcome.code != FINISHED or stop.is_set():
             return end_without_setting(search, trial, state, outcome, stop)
-        run = use_found(run, search, found)
+        run = use_setting(run, search, setting)
 
 
 def choose_trial(plan: Plan) -> Trial | None:
@@ -82,25 +82,25 @@ def name_search_folder(folder: Path, trial: Trial) -> Path:
     return path
 
 
-def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
+def use_setting(run: PreparedRun, search: PreparedRun, setting: SettingFound) -> PreparedRun:
     """Returns the run with the found value in its config.
 
     The run's tags say how the value was found. Its folder gets a copy of the search's table. Raises ConfigError if keys
     that refer to the setting do not work with the value.
     """
-    trial = RateTest if found.key == RateTest.key else BatchSearch
-    value = found.value if trial is RateTest else int(found.value)
-    composed = run.composed.set({found.key: value})
+    trial = RateTest if setting.key == RateTest.key else BatchSearch
+    value = setting.value if trial is RateTest else int(setting.value)
+    composed = run.composed.set({setting.key: value})
     plan = make_plan(composed)
-    name = found.key.partition(".")[2]
+    name = setting.key.partition(".")[2]
     tag = f"scaleflow.{name}"
-    tags = {**run.spec.tags, tag: f"{AUTO}: {found.word}, {found.reason}"}
+    tags = {**run.spec.tags, tag: f"{AUTO}: {setting.word}, {setting.reason}"}
     run_id = search.spec.files.read_record().get("run_id")
     if run_id:
         tags[f"{tag}.run"] = run_id
     with contextlib.suppress(OSError):  # the search's folder keeps the original
         shutil.copyfile(search.spec.folder / trial.table, run.spec.folder / trial.table)
-    word = found.word.partition(".")[2]
+    word = setting.word.partition(".")[2]
     label = run.spec.label.replace(f"{name}={AUTO}", word)
     spec = replace(run.spec, plan=plan, label=label, tags=tags, started=time.time())
     return replace(run, spec=spec, composed=composed)

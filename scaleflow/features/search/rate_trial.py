@@ -87,12 +87,12 @@ class RateTrial(TrialController):
         test = self._test
         losses = self._losses
         rates = [test.rate_at(step) for step in range(len(losses))]
-        found = choose_rate(rates, losses, test.steps)
-        if found is None:
+        choice = choose_rate(rates, losses, test.steps)
+        if choice is None:
             why = f"the loss does not fall at any learning rate from {test.low:g} to {test.high:g}"
             self._emit(RunEnded("FAILED", f"{why}; check the data and the model, or try other bounds (--low, --high)"))
             return
-        rate, reason = found
+        rate, reason = choice
         path = self._spec.folder / test.table
         if self._spec.records:
             columns = {"learning_rate": rates, "loss": losses, "smoothed_loss": smooth_losses(losses, test.steps)}

@@ -70,7 +70,8 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
     run_id, steps = find_best_run(words.run_id, find_store_options(words))
     run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}
-    added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
+    changed = list_changes(run, steps, takes_all)
+    added = [override for override in changed if override.partition("=")[0] not in typed]
     answers: Mapping[str, Any] = {}
     if "dataset.validation" not in typed:  # otherwise its new validation rows decide
         answers, changes = carry_answers(run, typed)
@@ -154,5 +155,5 @@ def carry_answers(run: Run, typed: Collection[str]) -> tuple[dict[str, Any], lis
         changes.append(f"{THRESHOLD}={0.5 if outputs.threshold is None else outputs.threshold}")
         cost = threshold.get("cost") if isinstance(threshold, dict) else None
         if isinstance(cost, list) and len(cost) == 2 and not {*COSTS} & {*typed}:
-            changes += [f"{key}={each}" for key, each in zip(COSTS, cost, strict=True)]
+            changes += [f"{key}={value}" for key, value in zip(COSTS, cost, strict=True)]
     return answers, changes

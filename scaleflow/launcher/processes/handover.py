@@ -86,15 +86,15 @@ def list_limits() -> list[tuple[str, int]]:
 
 def read_group_limits() -> list[str]:
     """Returns the memory and processor limits of this process's control groups (cgroup v2)."""
-    found = []
+    limits = []
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         group = Path("/sys/fs/cgroup", next(line for line in lines if line.startswith("0::"))[4:])
         for folder in (group, *group.parents[:-3]):
             for name in ("memory.max", "cpu.max", "cpuset.cpus.effective"):
                 with contextlib.suppress(OSError):
-                    found.append((folder / name).read_text())
-    return found
+                    limits.append((folder / name).read_text())
+    return limits
 
 
 def describe_installation() -> list[tuple[str, int, int]]:
@@ -102,7 +102,7 @@ def describe_installation() -> list[tuple[str, int, int]]:
 
     scaleflow's own files are its modules and YAML files.
     """
-    found = describe_files(folder for folder in sys.path if folder.endswith("-packages"))
+    files = describe_files(folder for folder in sys.path if folder.endswith("-packages"))
     folders = [str(Path(__file__).parents[2])]
     for folder in folders:
         for entry in os.scandir(folder):
@@ -111,18 +111,18 @@ def describe_installation() -> list[tuple[str, int, int]]:
                     folders.append(entry.path)
             elif entry.name.endswith((".py", ".yaml")):
                 status = entry.stat()
-                found.append((entry.path, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+                files.append((entry.path, status.st_size, status.st_mtime_ns))
+    return sorted(files)
 
 
 def describe_files(paths: Iterable[str]) -> list[tuple[str, int, int]]:
     """Returns the same facts for some files and folders. Missing ones are left out."""
-    found = []
+    files = []
     for path in paths:
         with contextlib.suppress(OSError):
             status = os.stat(path)  # noqa: PTH116
-            found.append((path, status.st_size, status.st_mtime_ns))
-    return found
+            files.append((path, status.st_size, status.st_mtime_ns))
+    return files
 
 
 #: 1: use a warm server, and start one if there is none. 0: do not use one. Unset: use one that runs.
@@ -234,16 +234,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def find_servers() -> list[ServerFiles]:
     """Returns the files of this user's servers, and removes the files of killed servers."""
     folder = find_sockets_folder()
-    found = [ServerFiles(folder, path.stem) for path in sorted(folder.glob("*.socket"))]
-    for files in [*found]:
+    servers = [ServerFiles(folder, path.stem) for path in sorted(folder.glob("*.socket"))]
+    for files in list(servers):
         try:
             files.connect().close()
         except ConnectionRefusedError:
-            found.remove(files)
+            servers.remove(files)
             files.remove()
         except (NotWarm, OSError):
-            found.remove(files)
-    return found
+            servers.remove(files)
+    return servers
 
 
 def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFiles | None:
@@ -461,8 +461,8 @@ def is_ignored(number: int) -> bool:
 
 def read_umask() -> int:
     """Returns the umask, read from the kernel: `os.umask` would change it for other threads."""
-    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
-    return int(found[1], 8) if found else 0o022
+    umask = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
+    return int(umask[1], 8) if umask else 0o022
 
 
 def hand_over() -> None:

@@ -71,10 +71,13 @@ class StoreRecord:
         if tracker.uri is None:  # not tracked now: the file keeps a store that already has the run
             content = {"run_id": None, **self.files.read_record()}
         else:
-            told = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
-            self.known |= {key: value for key, value in told.items() if value is not None}
-            self.known |= {"offset": self.offset, "file_offset": self.file_offset, "left": self.left}
-            self.known |= {"done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
+            ids = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
+            self.known |= {key: value for key, value in ids.items() if value is not None}
+            self.known["offset"] = self.offset
+            self.known["file_offset"] = self.file_offset
+            self.known["left"] = self.left
+            self.known["done"] = bool(self.ended)
+            self.known["uri"] = mask_secrets(tracker.uri)
             if tracker.run_id is not None and tracker.experiment is not None:
                 self.known.setdefault("experiment", tracker.experiment)
             self.known["uri_from"] = str(self.files.path.absolute())

@@ -224,12 +224,12 @@ class MachineMetrics:
         """
         me = self._psutil.Process()
         total = 0
-        found = {me}
-        for each in self._processes:
+        processes = {me}
+        for started in self._processes:
             with contextlib.suppress(self._psutil.Error):
-                worker = self._psutil.Process(each.pid)
-                found |= {worker, worker.parent() or me}
-        for process in found:
+                worker = self._psutil.Process(started.pid)
+                processes |= {worker, worker.parent() or me}
+        for process in processes:
             with contextlib.suppress(self._psutil.Error):
                 size = process.memory_info().rss
                 total += size if size > LARGE else getattr(process.memory_full_info(), "pss", size)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
 from scaleflow.features.search import find
-from scaleflow.features.search.before_run import choose_trial, make_search, use_found
+from scaleflow.features.search.before_run import choose_trial, make_search, use_setting
 from scaleflow.features.search.events import SettingFound
 from scaleflow.features.search.trial_kinds import BatchSearch, RateTest
 from scaleflow.launcher.prepare import prepare_run
@@ -46,7 +46,7 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
     search = make_search(run, BatchSearch())
     (search.spec.folder / BatchSearch.table).write_text("the figures")
     (search.spec.folder / "record.json").write_text('{"run_id": "of the search"}')
-    found = use_found(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
+    found = use_setting(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
     assert (found.spec.plan.training.batch_size, found.composed.raw["training"]["batch_size"]) == (16, 16)
     assert (run.spec.folder / BatchSearch.table).read_text() == "the figures"
     assert found.spec.tags["scaleflow.batch_size"] == "auto: training.batch_size=16, the fastest"
@@ -65,7 +65,7 @@ def test_both_are_searched_and_the_batch_size_first(tmp_path: Path, monkeypatch:
         assert trial.key == key
         search = make_search(run, trial)
         (search.spec.folder / trial.table).write_text("the figures")
-        run = use_found(run, search, SettingFound(key, value, "best", ""))
+        run = use_setting(run, search, SettingFound(key, value, "best", ""))
     assert search.spec.plan.optimizer.schedule == "constant"  # the test has a schedule of its own
     assert (run.spec.plan.optimizer.schedule, run.spec.plan.optimizer.learning_rate) == ("cosine", 0.0025)
     assert run.composed.raw["optimizer"]["learning_rate"] == 0.0025
