@@ -94,13 +94,6 @@ class EvaluationReady(Event, event="evaluating"):
     examples: int
 
 
-class DataChecked(Event, event="checked"):
-    """`scaleflow check` has looked at a dataset."""
-
-    findings: Sequence[Mapping[str, Any]]  # `rule`, `level`, `text`, `because` and `columns` of each, the worst first
-    splits: Mapping[str, Mapping[str, int]]  # by split, the numbers of `examples` and of examples `looked_at`
-
-
 class TagsSet(Event, event="tags"):
     """Tags of the run have new values."""
 

@@ -96,7 +96,6 @@ class RunFolder:
     model_summary = FolderEntry("model_summary.txt")
     model = FolderEntry("model")  # the folder of the exported model
     checkpoints = FolderEntry("checkpoints")  # unless `checkpoint.folder` names another folder
-    seen = FolderEntry("seen.npy")  # which examples of an evaluated split the model's run was trained on
     profile = FolderEntry("profile")  # traces and their analysis
     plots = FolderEntry("plots")
     evaluation = FolderEntry("evaluation")  # predictions and the report made from them

@@ -27,6 +27,7 @@ from scaleflow.interfaces import (
     Plan,
     Rows,
     Source,
+    Workers,
     describe_keys,
     label_leaf,
     map_leaves,
@@ -96,13 +97,20 @@ class EvaluateModel(Task):
     is_new: bool = False  # whether the data differs from the run's data
     counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; otherwise it is an error
     is_shown: bool = True  # whether features get the predictions, for example to make a report
-    #: The plan of the run that trained the model, to find its training examples in the split; None: do not look for
-    #: them
-    trained: Plan | None = None
 
     def run(self, process: WorkerProcess) -> None:
         evaluate_model(process.spec.plan, self, process.spec.files, emit=process.emit)
         process.emit(RunEnded("FINISHED"))
+
+    def look_at_rows(
+        self, rows: Rows, plan: Plan, earlier: EarlierState, workers: Workers, files: RunFolder, emit: Emit
+    ) -> None:
+        """Receives the rows to evaluate, before preprocessing. Features with such a task find more about them.
+
+        Args:
+            earlier: the learned state of the run that trained the model.
+            files: the folder of the evaluation.
+        """
 
 
 @dataclass(frozen=True)
@@ -143,12 +151,7 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
 
     emit(PhaseBegan("loading the model"))
     model = open_model(plan, task, data.source, runtime=runtime)
-    if task.trained is not None:
-        from scaleflow.worker.trained_rows import write_seen
-
-        write_seen(
-            data.rows, plan, task.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit
-        )
+    task.look_at_rows(data.rows, plan, earlier, runtime.worker_sync, files, emit)
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(data.examples, batching, runtime.strategy, threads=plan.dataset.threads)
     goal = make_goal(plan, task, data.source, splits=data.splits, earlier=earlier)

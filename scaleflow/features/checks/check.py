@@ -35,10 +35,10 @@ from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.checks.events import DataChecked
 from scaleflow.features.checks.stage import CHECK
 from scaleflow.features.checks.task import CheckData
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.interfaces.events import DataChecked
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.prepare import make_plan

@@ -17,6 +17,7 @@ FEATURE = Feature(
         ),
     ),
     stages=("scaleflow.features.checks.stage:STAGE",),
+    events=("scaleflow.features.checks.events",),
     command_files={"stage.log": ("data_report.html",)},
     public_names={
         "check_data": "scaleflow.features.checks.check",

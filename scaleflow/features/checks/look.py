@@ -14,10 +14,11 @@ from scaleflow.dataset.schema import SplitSample, make_schema, sample_split
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.features.checks.data_page import make_data_page, sort_findings
 from scaleflow.features.checks.drift import FAULT, HINT, DataFinding, compare_sample
+from scaleflow.features.checks.events import DataChecked
 from scaleflow.features.checks.hook import find_together_in, sample_test_split
 from scaleflow.features.checks.rules import find_duplicates, find_faults, find_unknown_words
 from scaleflow.interfaces import Plan, Source, Split, name_leaves
-from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
+from scaleflow.interfaces.events import Emit, Event, Note, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import has_pixels, to_pixels

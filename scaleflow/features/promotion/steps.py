@@ -37,6 +37,7 @@ from scaleflow.features.promotion.decision import (
     make_record,
 )
 from scaleflow.features.promotion.feature import SLICE, PromotionOptions
+from scaleflow.features.promotion.trained_rows import SEEN, EvaluateUnseen
 from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, find_direction, name_leaves
 from scaleflow.interfaces.directions import NAME_ADVICE
 from scaleflow.interfaces.events import Note
@@ -370,7 +371,7 @@ class Candidate:
         folder = self.folder / "candidate-evaluation"
         if self.on:
             predictions = self.evaluate(self.run, self.make_training_plan(self.run), folder)
-            return predictions, np.load(RunFolder(folder).seen)
+            return predictions, np.load(folder / SEEN)
         predictions = self.read_kept(self.run, "candidate") or self.evaluate(self.run, None, folder)
         if predictions.split != SPLIT:
             raise ConfigError(
@@ -408,7 +409,7 @@ class Candidate:
             return kept, np.zeros(candidate.examples, bool)  # the champion's own test split
         predictions = self.evaluate(run, self.make_training_plan(run), folder)
         check_same_rows(candidate, predictions)
-        return predictions, np.load(RunFolder(folder).seen)
+        return predictions, np.load(folder / SEEN)
 
     def evaluate(self, run: Run, trained: Plan | None, folder: Path) -> Predictions:
         """Returns predictions of a run's model, computed by a worker in `folder`.
@@ -420,7 +421,9 @@ class Candidate:
         known = read_learned_state(Path(task.model).parent)
         counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), known)
         split = ALL if self.on else SPLIT
-        task = replace(task, split=split, counts_unknown=counts_unknown, trained=trained)
+        task = replace(task, split=split, counts_unknown=counts_unknown)
+        if trained is not None:
+            task = EvaluateUnseen(**vars(task), trained=trained)
         run_evaluation(self.plan, task, folder, stop=self.stop, display=self.display)
         return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import DataChecked, Note
+from scaleflow.features.checks.events import DataChecked
+from scaleflow.interfaces.events import Note
 from tests.conftest import Command
 
 ROWS = 400

@@ -1,11 +1,11 @@
-"""Finds the examples of a split that another run was trained on, by the identity of their rows."""
+"""Evaluates a model, and finds the examples that its run was trained on, by the identity of their rows."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,27 @@ import numpy as np
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Plan, Rows, Workers, name_leaves
 from scaleflow.interfaces.events import Emit, PhaseBegan
+from scaleflow.runs import RunFolder
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
+from scaleflow.worker.evaluate import EvaluateModel
 
 Array = np.ndarray[Any, Any]
+
+#: The file in the folder of the evaluation: whether the run was trained on each example, [examples] bool.
+SEEN = "seen.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateUnseen(EvaluateModel):
+    """Evaluates a tracked model, and writes which of the examples its run was trained on."""
+
+    trained: Plan  # the plan of the run that trained the model
+
+    def look_at_rows(
+        self, rows: Rows, plan: Plan, earlier: EarlierState, workers: Workers, files: RunFolder, emit: Emit
+    ) -> None:
+        write_seen(rows, plan, self.trained, earlier=earlier, workers=workers, path=files.path / SEEN, emit=emit)
 
 
 def write_seen(

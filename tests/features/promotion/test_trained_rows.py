@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.worker.trained_rows import digest_rows, find_common_inputs, identify
+from scaleflow.features.promotion.trained_rows import digest_rows, find_common_inputs, identify
 
 
 class Columns:
