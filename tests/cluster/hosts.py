@@ -182,7 +182,7 @@ class Host:
                 ip("-n", self._switch, "link", "delete", bridge)
                 cable.kill()
 
-    def is_empty(self, seconds: float = 10) -> bool:
+    def is_empty(self, seconds: float = 60) -> bool:
         """Whether nothing but its server runs in it, within some seconds."""
         deadline = time.monotonic() + seconds
         while set(self.pids()) - set(self._lasting):

@@ -168,12 +168,12 @@ def decode_turned(base: Path) -> dict[str, tuple[Any, Any]]:
 
     from scaleflow.dataset.reading.images import decode_image, image_size, make_image_decoder
 
+    find_size, decode = tf.function(image_size), make_image_decoder([32, 16], "pad")
     found = {}
     for path in base.glob("*.*"):
         encoded = tf.constant(path.read_bytes())
         whole = decode_image(encoded, 3, lambda shape: tf.constant(0))
-        size = tf.function(image_size)(encoded, whole).numpy()
-        found[path.name] = (make_image_decoder([32, 16], "pad")(encoded).numpy(), size.tolist())
+        found[path.name] = (decode(encoded).numpy(), find_size(encoded, whole).numpy().tolist())
     return found
 
 

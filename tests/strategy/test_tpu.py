@@ -315,7 +315,7 @@ def test_something_that_is_no_server_of_tensorflow_s_is_given_up(command: Comman
         address = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
         began = time.monotonic()
         ended = command("strategy=tpu", f"hardware.tpu={address}", "tracking=none", "cluster.start_seconds=2")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 200
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.splitlines()[0].startswith(
         f"scaleflow: hardware.tpu={address}: no TPU answers there within cluster.start_seconds=2"

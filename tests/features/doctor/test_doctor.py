@@ -100,7 +100,7 @@ def test_the_report_as_text(examined: Doctor) -> None:
     found = examined.report(
         TF_CONFIG=TWO_WORKERS, TPU_NAME="mine", SLURM_JOB_ID="7", GCE_METADATA_HOST="127.0.0.1:1", **password
     )
-    assert time.monotonic() - before < 60
+    assert time.monotonic() - before < 200
     assert found["tf_config"] == {"role": "worker", "index": 1, "worker": 1, "peers": ["a:1", "b:1"]}
     text = doctor.format_report(found)
     for part in (
