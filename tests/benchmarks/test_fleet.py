@@ -48,9 +48,9 @@ def test_all_events_are_recorded_and_no_process_is_left(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dead_worker_is_noticed(folder: Path) -> None:
-    assert 0 < run(folder, "kill")["noticed"] < 30
+    assert 0 < run(folder, "kill")["noticed"] < 120
 
 
 @pytest.mark.slow
 def test_all_workers_end_with_the_launcher(folder: Path) -> None:
-    assert 0 < run(folder, "stop")["stopped"] < 30
+    assert 0 < run(folder, "stop")["stopped"] < 120

@@ -19,10 +19,10 @@ from tests.event_log import events_in
 from tests.processes import CommandProcess, call
 
 #: A command that has not ended by then hangs; on a machine with much else to do one takes long to begin.
-SECONDS_TO_END = 180.0
+SECONDS_TO_END = 300.0
 
 #: How long processes may be left after a launcher was killed: they have 30 s to save, and are ended 5 s later.
-SECONDS_TO_VANISH = 60.0
+SECONDS_TO_VANISH = 120.0
 
 LOOK = 0.004
 

@@ -19,7 +19,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 DRIVER = "chromedriver"
 
 #: Of one wait, in seconds: a page of MLflow's loads megabytes of scripts, on a machine that does other things.
-PATIENCE = 60.0
+PATIENCE = 180.0
 WIDTH, HEIGHT = 1280, 800
 
 #: It asks nobody but the server. It is told that there is a mouse: without one MLflow's charts show all their buttons.
