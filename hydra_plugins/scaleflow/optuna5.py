@@ -147,10 +147,15 @@ class OptunaSweeper(Sweeper):
         Raises HydraException if there is nothing to search, or an option is wrong.
         """
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        overrides = parser.parse_overrides([*(f"{k}={v}" for k, v in self._params.items()), *arguments])
-        latest = {override.get_key_element(): override for override in overrides}
-        space = {key: make_distribution(o) for key, o in latest.items() if o.is_sweep_override()}
-        fixed = [f"{k}={o.get_value_element_as_str()}" for k, o in latest.items() if not o.is_sweep_override()]
+        params = [f"{key}={value}" for key, value in self._params.items()]
+        latest = {override.get_key_element(): override for override in parser.parse_overrides([*params, *arguments])}
+        space: dict[str, Any] = {}
+        fixed: list[str] = []
+        for key, override in latest.items():
+            if override.is_sweep_override():
+                space[key] = make_distribution(override)
+            else:
+                fixed.append(f"{key}={override.get_value_element_as_str()}")
         if not space:
             raise HydraException(
                 "hydra/sweeper=optuna5: there is no parameter to search; write KEY=interval(LOW,HIGH) or KEY=A,B"
@@ -158,7 +163,8 @@ class OptunaSweeper(Sweeper):
         folder = Path(str(self._config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         study = self._study(folder)
-        space = {key: match_earlier_values(study, key, values, self._elsewhere) for key, values in space.items()}
+        for key, values in space.items():
+            space[key] = match_earlier_values(study, key, values, self._elsewhere)
         self._check_search(study, space, fixed)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         mask_sweep_config(folder / "multirun.yaml")
@@ -285,7 +291,8 @@ class OptunaSweeper(Sweeper):
         runner = self._task.sweep(self._context, self._config) if self._is_scaleflow else None
         left = self._find_left(study, owner)  # again: now the runner has locked the folder, so nobody else runs them
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
-        number = refused = 0
+        number = 0
+        refused = 0
         while True:
             batch = left[:batch_size]
             left = left[batch_size:]
@@ -318,8 +325,11 @@ class OptunaSweeper(Sweeper):
         """Returns the open trials that a command in this folder started."""
         optuna = import_optuna()
         running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
-        own = [trial for trial in running if self._storage is None or trial.user_attrs.get(OWNER) == owner]
-        return [continue_trial(study, trial) for trial in own]
+        left = []
+        for trial in running:
+            if self._storage is None or trial.user_attrs.get(OWNER) == owner:
+                left.append(continue_trial(study, trial))
+        return left
 
     def _ask(self, study: optuna.Study, owner: str, folder: Path) -> optuna.Trial:
         """Starts a trial. The number of the command's first trial determines the seed of the sampler."""
@@ -521,7 +531,8 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
     """
     from scaleflow.sweep.ranking import choose_mode
 
-    metric, mode = (OmegaConf.select(config, f"sweep.{key}") for key in ("metric", "mode"))
+    metric = OmegaConf.select(config, "sweep.metric")
+    mode = OmegaConf.select(config, "sweep.mode")
     if typed is None:
         chosen = choose_mode(metric, str(mode), None, runs=()) if isinstance(metric, str) else "min"
         if chosen is None:

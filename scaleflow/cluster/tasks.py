@@ -151,8 +151,12 @@ def make_name(role: str, index: int) -> str:
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:
     """Returns the names and addresses of the processes that do not answer, as text; "" if all answer."""
     with ThreadPoolExecutor(min(len(peers), MAX_PROBES)) as threads:  # probing an unreachable machine takes seconds
-        probes = zip(process_names(plan), peers, threads.map(is_listening, peers), strict=True)
-    return ", ".join(f"{name} ({peer})" for name, peer, has_answered in probes if not has_answered)
+        answers = list(threads.map(is_listening, peers))
+    unreachable = []
+    for name, peer, has_answered in zip(process_names(plan), peers, answers, strict=True):
+        if not has_answered:
+            unreachable.append(f"{name} ({peer})")
+    return ", ".join(unreachable)
 
 
 def count_workers(plan: Plan) -> int:

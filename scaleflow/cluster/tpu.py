@@ -76,10 +76,10 @@ def address_from_variable(variable: str, value: str) -> str:
 
 def device_files() -> list[str]:
     """Returns the device files that an attached TPU has."""
-    paths = []
+    paths: list[str] = []
     for pattern in DEVICE_FILES:
-        paths += sorted(ROOT.glob(pattern))
-    return [str(path) for path in paths]
+        paths += map(str, sorted(ROOT.glob(pattern)))
+    return paths
 
 
 def format_device_files(between: str) -> str:

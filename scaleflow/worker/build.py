@@ -285,9 +285,11 @@ class EngineBuilder:
         model.check_preset_words(self.plan.model.target, data.source.inputs, reading)
         outputs = data.source.outputs if self.drawn is None else self.drawn.outputs
         goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
-        self.goal = goal = objective.refuse_probabilities(goal, splits.outputs)
+        goal = objective.refuse_probabilities(goal, splits.outputs)
+        self.goal = goal
         validates = self.feeds.validation is not None
-        self.plan = plan = choose_monitors(self.plan, validates)
+        plan = choose_monitors(self.plan, validates)
+        self.plan = plan
         check_monitors(plan, goal, validates)
         train = self.feeds.train
         length = self.length
@@ -304,6 +306,7 @@ class EngineBuilder:
         self.answers = self._find_answers()
 
     def trace(self) -> None:
+        """Traces and compiles the training step and the evaluations."""
         self.emit(PhaseBegan("compiling the training step"))
         feeds = self.feeds.by_name().values()
         if not self.engine.begin_freeze_phase(0, *feeds):
@@ -312,7 +315,6 @@ class EngineBuilder:
 
     def finish(self) -> TrainingSetup:
         """Emits notes for the user, and returns the complete setup."""
-
         plan = self.plan
         engine = self.engine
         runtime = self.data.runtime
@@ -338,6 +340,7 @@ class EngineBuilder:
         )
 
     def _collect_facts(self, doubts: Mapping[str, str]) -> RunFacts:
+        """Returns the facts about the run that `ready` reports and that its records keep."""
         plan = self.plan
         splits = self.splits
         outputs = self.data.source.outputs
