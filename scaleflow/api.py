@@ -410,13 +410,15 @@ def run_sweep(
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the jobs are recorded.
     """
     words = [to_override(word) for word in overrides]
-    words += [] if folder is None else [make_override("hydra.sweep.dir", folder)]
-    words += [] if n_jobs is None else [f"hydra.launcher.n_jobs={n_jobs}"]
+    if folder is not None:
+        words.append(make_override("hydra.sweep.dir", folder))
+    if n_jobs is not None:
+        words.append(f"hydra.launcher.n_jobs={n_jobs}")
     task = HydraTask(time.time())
     dirs = to_folders(config_dir)
-    given = CommandWords(words, dirs, is_sweep=True)
+    command = CommandWords(words, dirs, is_sweep=True)
     with find_own_modules(dirs):
-        context, config = compose_sweep(given)
+        context, config = compose_sweep(command)
     if not str(config.hydra.launcher.get("_target_")).startswith("hydra_plugins.scaleflow."):
         name = config.hydra.runtime.choices["hydra/launcher"]
         raise ConfigError(f"hydra/launcher={name}: run_sweep needs a launcher of scaleflow; use isolated or ray")
@@ -425,7 +427,7 @@ def run_sweep(
     except FolderRefused as refusal:
         raise ConfigError(str(refusal)) from refusal
     path = Path(str(config.hydra.sweep.dir)).absolute()
-    with as_command(given), find_own_modules(dirs), task:
+    with as_command(command), find_own_modules(dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         try:

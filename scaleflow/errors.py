@@ -169,14 +169,15 @@ def list_user_frames(error: BaseException) -> list[tuple[str, Any, str]]:
 
 def find_user_line(error: BaseException) -> str:
     """Returns the innermost line of the user's code in an error, such as `mine.py, line 35, in call`, or ""."""
-    named = [each for each in PLACE.findall(read_message(error)) if is_user_file(each[0])]
-    found = named or list_user_frames(error)
-    if not found:
+    named = [place for place in PLACE.findall(read_message(error)) if is_user_file(place[0])]
+    places = named or list_user_frames(error)
+    if not places:
         return ""
-    file, line, name = found[-1]
+    file, line, name = places[-1]
     with contextlib.suppress(OSError, ValueError):
         file = str(Path(file).relative_to(Path.cwd()))
-    return f"{file}, line {line}" + ("" if name == "<module>" else f", in {name}")
+    place = f"{file}, line {line}"
+    return place if name == "<module>" else f"{place}, in {name}"
 
 
 def is_user_file(file: str) -> bool:

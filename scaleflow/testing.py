@@ -141,7 +141,11 @@ class Tiny:
 
 def made_up(inputs: InputStructure, count: int, seed: int = 0) -> Any:
     """Returns random inputs [count, *shape] in the inputs' dtype. They depend only on the seed and the names."""
-    return map_named(lambda name, each: made_up_tensor(each, count, [seed, *name.encode()]), inputs)
+
+    def make(name: str, described: Inputs) -> np.ndarray[Any, Any]:
+        return made_up_tensor(described, count, [seed, *name.encode()])
+
+    return map_named(make, inputs)
 
 
 def made_up_tensor(inputs: Inputs, count: int, seed: list[int]) -> np.ndarray[Any, Any]:

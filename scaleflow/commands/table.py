@@ -61,7 +61,11 @@ def list_commands() -> Mapping[str, Command]:
                 tell_problem(feature.name, f"its command {command.name} is skipped: {command.group!r} is no group")
             else:
                 commands[command.name] = command
-    ordered = sorted(commands.values(), key=lambda each: (groups.index(each.group), each.place, each.name))
+
+    def find_position(command: Command) -> tuple[int, int, str]:
+        return groups.index(command.group), command.place, command.name
+
+    ordered = sorted(commands.values(), key=find_position)
     return {command.name: command for command in ordered}
 
 

@@ -298,11 +298,11 @@ def list_key_names() -> Mapping[str, str]:
 @functools.cache
 def list_option_names(group: str) -> Mapping[str, str]:
     """Returns the translations of other tools' names for the options of a group, including options of features."""
-    found = dict(OPTIONS.get(group, {}))
+    meanings = dict(OPTIONS.get(group, {}))
     for feature in list_features().values():
         names = {word: names for word, names in feature.option_names.items() if word.startswith(f"{group}=")}
-        found |= invert(names)
-    return found
+        meanings |= invert(names)
+    return meanings
 
 
 def translate_devices(value: str) -> str:

@@ -17,12 +17,14 @@ from scaleflow.interfaces import Plan, Target
 from scaleflow.interfaces.config import METRIC_WEIGHTS
 
 
-def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> Callable[..., Any]:
+def bind_target(target: Target, positional: int = 0, offered: Collection[str] = ()) -> Callable[..., Any]:
     """Loads the callable that a target names, and binds its arguments. It does not call it.
 
-    `given` is the number of positional arguments that the caller will add. `offered` are names of arguments that the
-    caller will add if the callable has them. Raises ConfigError if the callable cannot be loaded, is not callable, or
-    does not accept the arguments.
+    Args:
+        positional: the number of positional arguments that the caller will add.
+        offered: names of arguments that the caller will add if the callable has them.
+
+    Raises ConfigError if the callable cannot be loaded, is not callable, or does not accept the arguments.
     """
     loaded = locate_target(target)
     if not callable(loaded):
@@ -30,18 +32,18 @@ def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -
             f"{target.key}._target_={target.path}: this is a {type(loaded).__name__}, expected a class or a function"
         )
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
-    check_arguments(target, loaded, given, arguments=arguments, offered=offered)
+    check_arguments(target, loaded, positional, arguments=arguments, offered=offered)
     return functools.partial(loaded, **to_floats(loaded, arguments))
 
 
-def check_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> None:
+def check_target(target: Target, positional: int = 0, offered: Collection[str] = ()) -> None:
     """Checks that a target can be loaded and accepts its arguments, without creating it or its nested arguments.
 
     The parameters and errors are those that `bind_target` has.
     """
     loaded = locate_target(target)
     if callable(loaded):
-        check_arguments(target, loaded, given, arguments=dict(target.arguments), offered=offered)
+        check_arguments(target, loaded, positional, arguments=dict(target.arguments), offered=offered)
 
 
 def check_plan_targets(plan: Plan) -> None:
@@ -54,14 +56,14 @@ def check_plan_targets(plan: Plan) -> None:
         check_target(callback)
     step = plan.training.step
     if step is not None:
-        check_target(step, given=0 if is_class_target(step) else 3)
+        check_target(step, positional=0 if is_class_target(step) else 3)
     if isinstance(plan.optimizer.schedule, Target):
         check_target(plan.optimizer.schedule)
-    check_target(plan.model.target, given=2)
+    check_target(plan.model.target, positional=2)
     check_target(plan.optimizer.target, offered=("learning_rate",))
     for target in (*list_named(plan.objective.loss), *list_named(plan.objective.metrics)):
         # The number of classes comes from the outputs of the dataset.
-        check_target(target, given=0 if is_class_target(target) else 2, offered=("num_classes",))
+        check_target(target, positional=0 if is_class_target(target) else 2, offered=("num_classes",))
     bind_metrics(plan.evaluation.metrics or ())
 
 
@@ -181,7 +183,7 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
 
 
 def check_arguments(
-    target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any], offered: Collection[str] = ()
+    target: Target, named: Callable[..., Any], positional: int, arguments: dict[str, Any], offered: Collection[str] = ()
 ) -> None:
     """Checks that a callable accepts the arguments of its target. The parameters are those of `bind_target`.
 
@@ -194,21 +196,21 @@ def check_arguments(
     names = list(signature.parameters)
     for name, value in arguments.items():
         if not accepts_keyword(signature, name):
-            accepted = ", ".join(names[given:]) or "no arguments"
+            accepted = ", ".join(names[positional:]) or "no arguments"
             raise ConfigError(f"{target.key}.{name}={value}: {target.path} has no such argument; it accepts {accepted}")
     for name, value in arguments.items():
-        if name in names[:given]:
+        if name in names[:positional]:
             raise ConfigError(
                 f"{target.key}.{name}={value}: scaleflow itself passes {name} to {target.path}; remove this key"
             )
     added = {name: None for name in offered if name in signature.parameters}
     try:
-        signature.bind(*[None] * given, **{**added, **arguments})
+        signature.bind(*[None] * positional, **{**added, **arguments})
     except TypeError as error:
-        positional = f" in addition to the {given} that scaleflow passes" if given else ""
-        why = f"{error}{positional}; set it under {target.key}"
+        addition = f" in addition to the {positional} that scaleflow passes" if positional else ""
+        why = f"{error}{addition}; set it under {target.key}"
         if str(error).startswith("too many"):
-            why = f"scaleflow passes {given} positional arguments, and it takes fewer"
+            why = f"scaleflow passes {positional} positional arguments, and it takes fewer"
         raise ConfigError(f"{target.key}._target_={target.path}: {why}") from None
 
 

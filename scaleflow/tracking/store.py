@@ -13,7 +13,6 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,11 +286,11 @@ class MlflowTracker(Tracker):
 
     def _find_experiment(self) -> str | None:
         """Returns the experiment's ID; None if it does not exist. Raises ConfigError if it was deleted."""
-        found = self._client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             return None
-        refuse_deleted_experiment(found)
-        return str(found.experiment_id)
+        refuse_deleted_experiment(experiment)
+        return str(experiment.experiment_id)
 
     def _find_experiment_of(self, run_id: str) -> str | None:
         """Returns the ID of a run's experiment, even if it was renamed; None if the store has no such run.
@@ -550,12 +549,16 @@ def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> 
     from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
 
-    metrics = [Metric(m.key, m.value, m.timestamp, m.step) if math.isnan(m.value) else m for m in metrics]
+    points = []
+    for metric in metrics:
+        if math.isnan(metric.value):
+            metric = Metric(metric.key, metric.value, metric.timestamp, metric.step)
+        points.append(metric)
     try:
-        client.log_batch(run_id, metrics=metrics)
+        client.log_batch(run_id, metrics=points)
     except MlflowException as error:
-        keys = {metric.key for metric in metrics}
+        keys = sorted({point.key for point in points})
         if len(keys) == 1 or not IS_KNOWN.search(str(error)):
             raise
-        for _, points in groupby(sorted(metrics, key=lambda each: each.key), lambda each: each.key):
-            client.log_batch(run_id, metrics=list(points))
+        for key in keys:
+            client.log_batch(run_id, metrics=[point for point in points if point.key == key])

@@ -44,7 +44,7 @@ def make_model_maker(
     """
     from scaleflow import model, objective
 
-    factory = bind_target(plan.model.target, given=2)
+    factory = bind_target(plan.model.target, positional=2)
     loader = objective.Loader(locate_target, bind_target)
     losses = objective.find_positive_losses(outputs, plan.objective, loader)
     positive = {name: loss.describe() for name, loss in losses.items()}
@@ -257,7 +257,7 @@ class EngineMaker:
 
         step = self.plan.training.step
         if step is not None:
-            return training.add_checks(bind_target(step, given=3), step.path, self.outputs)
+            return training.add_checks(bind_target(step, positional=3), step.path, self.outputs)
         return training.make_loss_step(goal)
 
     def _make_optimizer(

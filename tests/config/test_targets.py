@@ -68,7 +68,7 @@ def test_a_similar_name_of_the_module_is_suggested() -> None:
 
 
 def test_the_arguments_are_bound_and_the_caller_adds_its_own() -> None:
-    assert bind_target(target("own_targets.build", units=8), given=2)("in", "out") == ("in", "out", 8, 0.0)
+    assert bind_target(target("own_targets.build", units=8), positional=2)("in", "out") == ("in", "out", 8, 0.0)
 
 
 def test_nothing_is_called_before_the_caller_does() -> None:

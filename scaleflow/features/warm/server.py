@@ -189,8 +189,8 @@ def keep_config_files() -> None:
         key = source.provider, source.path, config_path
         if key not in known:
             known[key] = pickle.dumps(read(source, config_path))
-        found: ConfigResult = pickle.loads(known[key])
-        return found
+        result: ConfigResult = pickle.loads(known[key])
+        return result
 
     source_class.load_config = load_config  # type: ignore[assignment,method-assign]
 
