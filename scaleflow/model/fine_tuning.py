@@ -41,13 +41,13 @@ def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.La
     Raises ConfigError if no layer matches.
     """
     layers = dict(walk_layers(model))
-    found = [layer for path, layer in layers.items() if matches(path, pattern)]
-    if not found:
+    matching = [layer for path, layer in layers.items() if matches(path, pattern)]
+    if not matching:
         raise ConfigError(
             f"{setting}: {pattern} matches no layer with weights{suggest_name(pattern, layers)}; the model has "
             f"{format_paths(layers)}"
         )
-    return found
+    return matching
 
 
 def suggest_name(pattern: str, paths: Iterable[str]) -> str:
@@ -62,13 +62,19 @@ def suggest_name(pattern: str, paths: Iterable[str]) -> str:
 
 def format_paths(names: Collection[str]) -> str:
     """Formats up to `NAMED` paths of layers, outer layers first. A layer with inner layers shows their number."""
-    inside = {path: sum(other.startswith(f"{path}/") for other in names) for path in names}
     ordered = sorted(names, key=lambda path: path.count("/"))
     shown = ordered[:NAMED]
     if len(ordered) > NAMED:  # inner layers all or none
-        shown = [path for path in shown if path.count("/") < ordered[NAMED].count("/")] or shown
-    described = [f"{path} (contains {inside[path]})" if inside[path] else path for path in shown]
-    return ", ".join(described) + (f" and {len(ordered) - len(shown)} more" if len(ordered) > len(shown) else "")
+        first_hidden = ordered[NAMED]
+        shown = [path for path in shown if path.count("/") < first_hidden.count("/")] or shown
+    texts = []
+    for path in shown:
+        inner = sum(other.startswith(f"{path}/") for other in names)
+        texts.append(f"{path} (contains {inner})" if inner else path)
+    text = ", ".join(texts)
+    if len(ordered) > len(shown):
+        text += f" and {len(ordered) - len(shown)} more"
+    return text
 
 
 #: Prefix of the functions that make scaleflow's own models.
@@ -108,17 +114,19 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
     if not isinstance(options.freeze, dict):
         return []
     parts = [*private.flatten_layers(model), *model.variables]
-    made = [part.trainable for part in parts]
+    at_first = [(part, part.trainable) for part in parts]
+    trains_in_any = [False] * len(parts)
     phases = []
     for epoch, patterns in sorted(options.freeze.items()):
-        private.set_trainable(zip(parts, made, strict=True))
+        private.set_trainable(at_first)
         setting = format_patterns({epoch: patterns})
         freeze_layers(model, patterns, setting)
         train_lora(model)
         check_trains(model, setting)
         phases.append(FreezePhase(epoch, [(part, part.trainable) for part in parts]))
-    flags = zip(*([is_trained for _, is_trained in phase.trainable] for phase in phases), strict=True)
-    private.set_trainable(zip(parts, map(any, flags), strict=True))
+        for n, part in enumerate(parts):
+            trains_in_any[n] = trains_in_any[n] or part.trainable
+    private.set_trainable(zip(parts, trains_in_any, strict=True))
     return phases
 
 
@@ -126,8 +134,8 @@ def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
     """Formats `model.freeze=...` as a user types it."""
     if not isinstance(freeze, Mapping):
         return f"model.freeze=[{', '.join(freeze)}]"
-    phases = ", ".join(f"{epoch}: [{', '.join(patterns)}]" for epoch, patterns in freeze.items())
-    return f"model.freeze={{{phases}}}"
+    phases = [f"{epoch}: [{', '.join(patterns)}]" for epoch, patterns in freeze.items()]
+    return f"model.freeze={{{', '.join(phases)}}}"
 
 
 def loads_weights(options: Model) -> bool:
@@ -144,10 +152,13 @@ def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
     frozen = [path for path, layer in walk_layers(model) if "/" not in path and not layer.trainable]
     if not options.freeze or not frozen:
         return None
-    keys = ["model.init_from", *(f"model.{key}" for key in ("preset", "weights") if key in options.target.arguments)]
+    advice = "model.init_from"
+    for key in ("preset", "weights"):
+        if key in options.target.arguments:
+            advice += f" or model.{key}"
+            break
     return (
-        f"{format_patterns(options.freeze)}: the weights of {format_paths(frozen)} are random and stay so; "
-        f"set {' or '.join(keys[:2])}"
+        f"{format_patterns(options.freeze)}: the weights of {format_paths(frozen)} are random and stay so; set {advice}"
     )
 
 
@@ -171,17 +182,20 @@ def add_lora(model: keras.Model, options: Lora) -> None:
     """
     names = options.layers or []
     setting = f"model.lora.layers=[{', '.join(names)}]"
-    able = {id(layer): layer for _, layer in walk_layers(model) if hasattr(layer, "enable_lora")}
+    able = {path: layer for path, layer in walk_layers(model) if hasattr(layer, "enable_lora")}
+    able_ids = set(map(id, able.values()))
     chosen: dict[int, keras.Layer] = {}
     for pattern in names:
-        inside = [each for layer in find_layers(model, pattern, setting) for each in private.flatten_layers(layer)]
-        found = {id(layer): layer for layer in inside if id(layer) in able}
-        if not found:
-            paths = {path: layer for path, layer in walk_layers(model) if id(layer) in able}
+        matching: dict[int, keras.Layer] = {}
+        for outer in find_layers(model, pattern, setting):
+            for layer in private.flatten_layers(outer):
+                if id(layer) in able_ids:
+                    matching[id(layer)] = layer
+        if not matching:
             raise ConfigError(
-                f"{setting}: {pattern} matches no layer that takes LoRA; these do: {format_paths(paths) or 'none'}"
+                f"{setting}: {pattern} matches no layer that takes LoRA; these do: {format_paths(able) or 'none'}"
             )
-        chosen |= found
+        chosen |= matching
     for layer in chosen.values():
         try:
             layer.enable_lora(options.rank)
@@ -222,22 +236,22 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
 
     `excluded` is `optimizer.no_decay`: `bias`, `norm`, or patterns of layers.
 
-
     Raises ConfigError if a pattern matches no layer.
     """
     setting = f"optimizer.no_decay=[{', '.join(excluded)}]"
-    left_out = set[int]()
-    layers = [layer for _, layer in walk_layers(model)]
+    without_decay: list[keras.Variable] = []
     for name in excluded:
         if name == "bias":
-            found = [v for v in model.trainable_variables if v.name.endswith("bias")]
-        elif name == "norm":  # own weights only: a wrapper also holds the layer that it normalizes
-            norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
-            found = [v for layer in norms for v in private.list_own_weights(layer)]
+            without_decay += [variable for variable in model.trainable_variables if variable.name.endswith("bias")]
+        elif name == "norm":
+            for _, layer in walk_layers(model):
+                if "norm" in type(layer).__name__.lower():  # its own weights: a wrapper holds the layer it normalizes
+                    without_decay += private.list_own_weights(layer)
         else:
-            found = [v for layer in find_layers(model, name, setting) for v in layer.variables]
-        left_out |= {id(v) for v in found}
-    return [id(v) not in left_out for v in model.trainable_variables]
+            for layer in find_layers(model, name, setting):
+                without_decay += layer.variables
+    ids = set(map(id, without_decay))
+    return [id(variable) not in ids for variable in model.trainable_variables]
 
 
 def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[float]:
@@ -245,11 +259,15 @@ def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[
 
     Raises ConfigError if a pattern matches no layer, or only layers that do not train.
     """
-    setting = f"optimizer.rate_factors={{{', '.join(f'{name}: {factor:g}' for name, factor in factors.items())}}}"
+    shown = ", ".join(f"{pattern}: {factor:g}" for pattern, factor in factors.items())
+    setting = f"optimizer.rate_factors={{{shown}}}"
     by_id: dict[int, float] = {}
     for pattern, factor in factors.items():
-        variables = [v for layer in find_layers(model, pattern, setting) for v in layer.variables if v.trainable]
+        variables: list[keras.Variable] = []
+        for layer in find_layers(model, pattern, setting):
+            variables += [variable for variable in layer.variables if variable.trainable]
         if not variables:
             raise ConfigError(f"{setting}: {pattern} matches only layers that do not train; leave it out")
-        by_id |= {id(variable): factor for variable in variables}
+        for variable in variables:
+            by_id[id(variable)] = factor
     return [by_id.get(id(variable), 1.0) for variable in model.trainable_variables]

@@ -24,6 +24,8 @@ from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, find_seg
 #: A message names at most this many layers.
 NAMED = 6
 
+Array = np.ndarray[Any, Any]
+
 
 def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWeights:
     """Reads the weights of a Keras file into the host's memory.
@@ -39,8 +41,10 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
         model = load_keras_file(path, f"model.init_from={origin}")
     network = find_network(model)
     prefix = "" if network is model else f"{network.name}/"
-    segments = {f"{prefix}{name}": each for name, each in find_segments(network, label_inputs(grown)).items()}
-    weights = {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)}
+    segments = {}
+    for name, of_layer in find_segments(network, label_inputs(grown)).items():
+        segments[f"{prefix}{name}"] = of_layer
+    weights = {name: list(map(np.asarray, layer.weights)) for name, layer in list_layers(model)}
     return SavedWeights(origin, weights, segments)
 
 
@@ -52,8 +56,11 @@ def load_keras_file(path: str, key: str) -> keras.Model:
         reason = explain_load_error(error)
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
             reason = "it is damaged, or not a .keras file"
-        elif newer := find_newer_keras(path):
-            reason = f"Keras {newer} wrote it, and this is the older Keras {keras.__version__}; install that version"
+        else:
+            newer = find_newer_keras(path)
+            if newer:
+                reason = f"Keras {newer} wrote it, and this is the older Keras {keras.__version__}"
+                reason += "; install that version"
         raise ConfigError(
             f"{key}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
             "wrote, or a model that scaleflow logged"
@@ -92,39 +99,67 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
     Returns:
         A message for the user with the number of copied layers and weights.
 
-
     Raises ConfigError if no layer matches.
     """
     layers = dict(list_layers(model))
-    paths = {name: path for name in layers if (path := find_layer(name, layers, saved.layers)) is not None}
     mapping = WeightMapping(model, saved, changes)
-    found = {name: mapping.find_values(name, layers[name], path) for name, path in paths.items()}
-    matches = {name: values for name, values in found.items() if values is not None}
+    matches: dict[str, Sequence[Array]] = {}
+    for name, layer in layers.items():
+        path = find_layer(name, layers, saved.layers)
+        if path is not None:
+            values = mapping.find_values(name, layer, path)
+            if values is not None:
+                matches[name] = values
     if not matches:
-        if changes is not None and not changes.maps_rows and changes.is_other:
-            raise ConfigError(
-                f"model.init_from={saved.origin}: {changes.describe()}; all layers take or give that, so no weights "
-                "are left to begin with; leave model.init_from out"
-            )
-        raise ConfigError(
-            f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
-            f"has {format_layers(saved.layers)}, and this model has "
-            f"{format_layers({n: layer.weights for n, layer in layers.items()})}; type the model=... of these weights"
-        )
+        raise explain_no_match(layers, saved, changes)
     for name, values in matches.items():
-        for variable, value in zip(layers[name].weights, values, strict=True):
-            assign_variable(variable, value)
-        if isinstance(layers[name], keras.layers.Normalization):
-            layers[name].finalize_state()  # it computes with constants that it derives from its weights
-    fresh = [name for name in layers if name not in matches]
-    taken = sum(mapping.extended.get(name, sum(each.size for each in values)) for name, values in matches.items())
-    total = sum(int(np.prod(w.shape)) for layer in layers.values() for w in layer.weights)
-    extended_note = f"; extended: {join_first(list(mapping.extended), NAMED)}" if mapping.extended else ""
-    fresh_note = f"; new weights: {join_first(fresh, NAMED)}" if fresh else ""
-    return (
-        f"model.init_from={saved.origin}: loaded the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
-        f"{total:,} numbers){extended_note}{fresh_note}"
+        assign_weights(layers[name], values)
+    return describe_matches(layers, matches, mapping, saved.origin)
+
+
+def explain_no_match(
+    layers: Mapping[str, keras.Layer], saved: SavedWeights, changes: LearnedChanges | None
+) -> ConfigError:
+    """Returns the error for saved weights of which no layer fits."""
+    if changes is not None and not changes.maps_rows and changes.is_other:
+        return ConfigError(
+            f"model.init_from={saved.origin}: {changes.describe()}; all layers take or give that, so no weights "
+            "are left to begin with; leave model.init_from out"
+        )
+    own = {name: layer.weights for name, layer in layers.items()}
+    return ConfigError(
+        f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
+        f"has {format_layers(saved.layers)}, and this model has {format_layers(own)}; type the model=... of these "
+        "weights"
     )
+
+
+def assign_weights(layer: keras.Layer, values: Sequence[Array]) -> None:
+    """Assigns all weights of a layer."""
+    for variable, value in zip(layer.weights, values, strict=True):
+        assign_variable(variable, value)
+    if isinstance(layer, keras.layers.Normalization):
+        layer.finalize_state()  # it computes with constants that it derives from its weights
+
+
+def describe_matches(
+    layers: Mapping[str, keras.Layer], matches: Mapping[str, Sequence[Array]], mapping: WeightMapping, origin: str
+) -> str:
+    """Returns a message with the number of copied layers and weights. `matches` has the values of the copied layers."""
+    copied = 0
+    for name, values in matches.items():
+        copied += mapping.extended.get(name, sum(value.size for value in values))
+    total = 0
+    for layer in layers.values():
+        total += sum(int(np.prod(weight.shape)) for weight in layer.weights)
+    text = f"model.init_from={origin}: loaded the weights of {len(matches)} of {len(layers)} layers"
+    text += f" ({copied:,} of {total:,} numbers)"
+    if mapping.extended:
+        text += f"; extended: {join_first(list(mapping.extended), NAMED)}"
+    fresh = [name for name in layers if name not in matches]
+    if fresh:
+        text += f"; new weights: {join_first(fresh, NAMED)}"
+    return text
 
 
 def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
@@ -169,7 +204,11 @@ def assign_variable(variable: keras.Variable, value: np.ndarray[Any, Any]) -> No
 
 
 def format_layers(layers: Mapping[str, Sequence[Any]]) -> str:
-    return (
-        join_first([f"{name} {' '.join(map(str, list_shapes(weights)))}" for name, weights in layers.items()], NAMED)
-        or "no weights"
-    )
+    """Returns the names of layers with the shapes of their weights."""
+    if not layers:
+        return "no weights"
+    texts = []
+    for name, weights in layers.items():
+        shapes = " ".join(map(str, list_shapes(weights)))
+        texts.append(f"{name} {shapes}")
+    return join_first(texts, NAMED)

@@ -7,9 +7,10 @@ another layer. A segment is a range of rows with one source.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -27,8 +28,18 @@ UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims",
 
 #: Elementwise operations. They keep the source of features if all operands have the same source.
 ELEMENTWISE = (
-    *("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Sqrt", "Cos"),
-    *("Minimum", "Maximum", "Absolute", "Round"),
+    "Add",
+    "Subtract",
+    "Multiply",
+    "Divide",
+    "TrueDivide",
+    "Power",
+    "Sqrt",
+    "Cos",
+    "Minimum",
+    "Maximum",
+    "Absolute",
+    "Round",
 )
 
 #: The key of `x[:, :1]`, the first feature.
@@ -49,27 +60,39 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
     functional = find_functional(model)
     if graph is None or functional is None:
         return {}
-    taken = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
-    names = {id(tensor): label(name) for name, tensor in name_leaves(taken).items()}
-    found: dict[str, Segments] = {}
-    walk(functional, [((names[id(each)], count_features(each)),) for each in functional.inputs], "", found=found)
-    return found
+    inputs = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
+    names = {id(tensor): label(name) for name, tensor in name_leaves(inputs).items()}
+    of_inputs: list[Segments] = []
+    for tensor in functional.inputs:
+        segment = (names[id(tensor)], count_features(tensor))
+        of_inputs.append((segment,))
+    of_layers: dict[str, Segments] = {}
+    walk(functional, of_inputs, "", of_layers)
+    return of_layers
 
 
-def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segments]) -> list[Segments]:
-    """Follows the segments of a graph's inputs to its outputs. Adds the segments that each layer takes to `found`."""
-    known = {id(tensor): each for tensor, each in zip(graph.inputs, given, strict=True)}
+def walk(graph: Any, of_inputs: list[Segments], prefix: str, of_layers: dict[str, Segments]) -> list[Segments]:
+    """Follows the segments of a graph's inputs to its outputs, and returns those of its outputs.
+
+    Adds the segments that each layer takes to `of_layers`, by the layer's path.
+    """
+    known = {id(tensor): segments for tensor, segments in zip(graph.inputs, of_inputs, strict=True)}
     for node in list_nodes(graph):
         operation = node.operation
-        taken = [known[id(each)] for each in node.input_tensors]
+        taken = [known[id(tensor)] for tensor in node.input_tensors]
         inner = find_functional(operation)
         if inner is not None and len(inner.inputs) == len(taken):
-            results = walk(inner, taken, f"{prefix}{operation.name}/", found=found)
+            results = walk(inner, taken, f"{prefix}{operation.name}/", of_layers)
         else:
-            found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
-            results = [pass_on(node, taken, each) for each in node.outputs]
+            of_layers.setdefault(prefix + operation.name, join_segments(taken))
+            results = [pass_on(node, taken, output) for output in node.outputs]
         known |= zip(map(id, node.outputs), results, strict=True)
-    return [known[id(each)] for each in graph.outputs]
+    return [known[id(tensor)] for tensor in graph.outputs]
+
+
+def join_segments(of_tensors: Iterable[Segments]) -> Segments:
+    """Returns the segments of several tensors one after the other."""
+    return tuple(itertools.chain.from_iterable(of_tensors))
 
 
 def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
@@ -77,18 +100,18 @@ def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Se
     operation = node.operation
     kind = type(operation).__name__
     size = count_features(returned)
-    is_alike = bool(taken) and all(each == taken[0] for each in taken)
+    is_alike = bool(taken) and all(segments == taken[0] for segments in taken)
     if getattr(operation, "weights", None):
         if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
             return taken[0]  # a separate dense layer for each feature
         return ((f"layer {operation.name}", size),)
     is_last = getattr(operation, "axis", -1) in (-1, len(returned.shape) - 1)
     if kind == "Concatenate" and is_last:
-        return tuple(each for part in taken for each in part)
+        return join_segments(taken)
     if kind == "Concatenate" and is_alike:
         return taken[0]
     if kind == "Stack" and is_last:
-        return tuple((digest(kind, [part]), 1) for part in taken)
+        return tuple((digest(kind, [segments]), 1) for segments in taken)
     features = sum(count for _, count in taken[0]) if is_alike else 0
     if features == size and kind in ELEMENTWISE:
         return taken[0]
@@ -101,18 +124,32 @@ def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Se
         what = "" if key == FIRST else f" {kind} {key}"  # x[:, :1] has the same name as an input with one feature
         return ((f"{taken[0][0][0]}{what}", size),)
     if features and kind in FLAT and size % features == 0:
-        return tuple((f"{name} at {n}", count) for n in range(size // features) for name, count in taken[0])
+        return repeat_segments(taken[0], size // features)
     return ((digest(kind, taken), size),)
+
+
+def repeat_segments(segments: Segments, times: int) -> Segments:
+    """Returns segments once for each position of a flattened tensor, with the position in their names."""
+    repeated = []
+    for n in range(times):
+        for name, count in segments:
+            repeated.append((f"{name} at {n}", count))
+    return tuple(repeated)
 
 
 def digest(kind: str, taken: list[Segments]) -> str:
     """Returns a name for an operation's result: a hash of its operands. The order of operands does not matter."""
-    return hashlib.sha256(repr((kind, sorted(repr([name for name, _ in each]) for each in taken))).encode()).hexdigest()
+    operands = []
+    for segments in taken:
+        operands.append(repr([name for name, _ in segments]))
+    return hashlib.sha256(repr((kind, sorted(operands))).encode()).hexdigest()
 
 
 def count_features(tensor: keras.KerasTensor) -> int:
     """Returns the size of the last axis; 1 if the batch is the only axis."""
-    return (tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
+    if len(tensor.shape) <= 1:
+        return 1
+    return tensor.shape[-1] or 0
 
 
 def find_heads(model: keras.Model) -> dict[str, str]:
@@ -120,23 +157,26 @@ def find_heads(model: keras.Model) -> dict[str, str]:
     graph = find_graph(model)
     if graph is None:
         return {}
-    returned = graph[1][0] if isinstance(graph[1], list | tuple) else graph[1]
-    heads = {name: next(trace_layers(tensor, ""), None) for name, tensor in name_leaves(returned).items()}
-    return {path: name for name, path in heads.items() if path is not None}
+    outputs = graph[1][0] if isinstance(graph[1], list | tuple) else graph[1]
+    heads = {}
+    for name, tensor in name_leaves(outputs).items():
+        path = find_last_layer(tensor, "")
+        if path is not None:
+            heads[path] = name
+    return heads
 
 
-def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
-    """Yields the path of the last layer with weights before a tensor; nothing if there are several such layers."""
+def find_last_layer(tensor: keras.KerasTensor, prefix: str) -> str | None:
+    """Returns the path of the last layer with weights before a tensor; None without one, or if there are several."""
     node, index = find_node(tensor)
     operation = node.operation
     inner = find_functional(operation)
     if inner is not None:
-        yield from trace_layers(inner.outputs[index], f"{prefix}{operation.name}/")
-    elif getattr(operation, "weights", None):
-        yield prefix + operation.name
-    else:
-        paths = {next(trace_layers(each, prefix), None) for each in node.input_tensors}
-        yield from filter(None, paths if len(paths) == 1 else ())
+        return find_last_layer(inner.outputs[index], f"{prefix}{operation.name}/")
+    if getattr(operation, "weights", None):
+        return prefix + str(operation.name)
+    paths = {find_last_layer(operand, prefix) for operand in node.input_tensors}
+    return paths.pop() if len(paths) == 1 else None
 
 
 def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callable[[str], str]:
@@ -214,9 +254,11 @@ def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
         is_same = (old.shape, old.names, old.levels) == (new.shape, new.names, new.levels) and old.kind == new.kind
         is_same &= old.levels is None or old.scaling == new.scaling  # steps between quantiles cannot be rescaled
         return {n: n for n in range(new.shape[-1])} if is_same else None
-    places = {name: n for n, name in enumerate(old.names)}
-    found = {n: places[name] for n, name in enumerate(new.names) if name in places}
-    return found if found and old.shape[:-1] == new.shape[:-1] else None
+    old_columns = {name: n for n, name in enumerate(old.names)}
+    columns = {n: old_columns[name] for n, name in enumerate(new.names) if name in old_columns}
+    if not columns or old.shape[:-1] != new.shape[:-1]:
+        return None
+    return columns
 
 
 def copy_columns(
@@ -256,7 +298,8 @@ def copy_columns(
 
 def rescale(value: Array, is_bias: bool, old: Outputs, new: Outputs) -> Array:
     """Converts a kernel or bias to another scaling of the output. Values in the unit of the targets stay the same."""
-    (old_mean, old_deviation), (mean, deviation) = (each.scaling or (0.0, 1.0) for each in (old, new))
+    old_mean, old_deviation = old.scaling or (0.0, 1.0)
+    mean, deviation = new.scaling or (0.0, 1.0)
     shift = old_mean - mean if is_bias else 0.0
     return (value * old_deviation + shift) / deviation
 
@@ -329,7 +372,7 @@ class WeightMapping:
         if self._changes is None:
             return whole
         if not self._changes.maps_rows:
-            is_affected = any(f"{name}/".startswith(f"{each}/") for each in self._affected)
+            is_affected = any(f"{name}/".startswith(f"{affected}/") for affected in self._affected)
             return None if is_affected else whole
         taken = self._saved.segments.get(path)
         takes = self._segments.get(name)
@@ -359,19 +402,24 @@ class WeightMapping:
         convert: Convert,
     ) -> Sequence[Array] | None:
         """Returns a layer's fresh weights with corresponding rows and columns replaced; None if that is impossible."""
-        fresh = [read_variable(each) for each in layer.weights]
-        parts = [*zip(old, fresh, axes, strict=True)]
-        is_head = convert is not keep_columns
-        if not moves or not all(can_be_mapped(*each, is_head) for each in parts):
+        if not moves:
             return None
-        self.extended[name] = sum(
-            math.prod(
-                sum(move[2] for move in moves) if axis == row else min(before.shape[axis], after.shape[axis])
-                for axis in range(before.ndim)
-            )
-            for before, after, (row, _) in parts
-        )
-        return [map_weight(*each, moves, convert) for each in parts]
+        is_head = convert is not keep_columns
+        moved_rows = sum(count for _, _, count in moves)
+        copied = 0
+        mapped = []
+        for old_weight, variable, weight_axes in zip(old, layer.weights, axes, strict=True):
+            fresh = read_variable(variable)
+            if not can_be_mapped(old_weight, fresh, weight_axes, is_head):
+                return None
+            row, _ = weight_axes
+            sizes = [min(pair) for pair in zip(old_weight.shape, fresh.shape, strict=True)]
+            if row is not None:
+                sizes[row] = moved_rows
+            copied += math.prod(sizes)
+            mapped.append(map_weight(old_weight, fresh, weight_axes, moves, convert))
+        self.extended[name] = copied
+        return mapped
 
     def _find_conversion(self, head: str | None) -> Convert | None:
         """Returns the function that converts a layer's saved columns; None if the output changed beyond conversion."""
@@ -399,8 +447,9 @@ class WeightMapping:
         """The layers that use an input, or compute an output, whose meaning differs from the saved model."""
         assert self._changes is not None
         usual = find_segments(self._model, label_inputs(self._changes.grown_inputs))
-        outputs = [path for path, name in self._heads.items() if name in self._changes.other_outputs]
-        return [*(path for path, each in usual.items() if each != self._segments[path]), *outputs]
+        affected = [path for path, segments in usual.items() if segments != self._segments[path]]
+        affected += [path for path, name in self._heads.items() if name in self._changes.other_outputs]
+        return affected
 
 
 def keep_columns(old: Array, fresh: Array, is_bias: bool) -> Array:
@@ -428,24 +477,30 @@ def find_axes(layer: keras.Layer) -> list[Axes] | None:
 
 def can_be_mapped(old: Array, fresh: Array, axes: Axes, is_head: bool) -> bool:
     """Returns whether two weights differ only in their numbers of rows (in an output layer also of columns)."""
+    if old.ndim != fresh.ndim:
+        return False
     free = axes if is_head else axes[:1]
-    pairs = zip(old.shape, fresh.shape, strict=False)
-    return old.ndim == fresh.ndim and all(a == b for axis, (a, b) in enumerate(pairs) if axis not in free)
+    return all(old.shape[axis] == fresh.shape[axis] for axis in range(old.ndim) if axis not in free)
 
 
 def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], convert: Convert) -> Array:
     """Returns the fresh weight with the corresponding rows and columns of the saved one."""
     row, column = axes
     if column is not None:  # move the columns to the last axis
-        old, fresh = (np.moveaxis(each, column, -1) for each in (old, fresh))
+        old = np.moveaxis(old, column, -1)
+        fresh = np.moveaxis(fresh, column, -1)
     if row is None:
         result = convert(old, fresh, True)
     else:
-        row -= column is not None and column < row
-        old, fresh = (np.moveaxis(each, row, 0) for each in (old, fresh))
-        rows = copy_rows(old, fresh, moves, convert=lambda value, new: convert(value, new, False))
+        if column is not None and column < row:
+            row -= 1
+        old_rows = np.moveaxis(old, row, 0)
+        fresh_rows = np.moveaxis(fresh, row, 0)
+        rows = copy_rows(old_rows, fresh_rows, moves, convert=lambda value, new: convert(value, new, False))
         result = np.moveaxis(rows, 0, row)
-    return result if column is None else np.moveaxis(result, -1, column)
+    if column is None:
+        return result
+    return np.moveaxis(result, -1, column)
 
 
 def describe_rows(taken: Segments | None, table: Any) -> Segments | None:
@@ -459,8 +514,10 @@ def describe_rows(taken: Segments | None, table: Any) -> Segments | None:
 def read_variable(variable: keras.Variable) -> Array:
     """Reads a variable, or joins its shards (along axis 0) on parameter servers."""
     shards = getattr(variable.value, "variables", None)
-    return np.concatenate([np.asarray(each) for each in shards]) if shards else np.asarray(variable)
+    if not shards:
+        return np.asarray(variable)
+    return np.concatenate(list(map(np.asarray, shards)))
 
 
 def list_shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(w.shape) for w in weights]
+    return [tuple(weight.shape) for weight in weights]

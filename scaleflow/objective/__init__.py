@@ -11,7 +11,7 @@ from scaleflow.objective.make import (
     find_metric_class,
     find_positive_losses,
     make_objective,
-    names_of_classes,
+    number_classes,
     read_loss_defaults,
 )
 from scaleflow.objective.variants import (

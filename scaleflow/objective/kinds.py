@@ -190,15 +190,19 @@ def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, 
     def sum_squares(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
         # In float64: the squared deviation is a small difference of large sums if the mean is far from the center.
         true, counted = targets_of(targets, outputs)
-        counts = spread_weights(weights, true) if counted is None else spread_weights(weights, true) * counted
-        counts, true, predicted = (
-            tf.reshape(tf.cast(each, tf.float64), [-1, columns])
-            for each in (counts, true, outputs_of(targets, outputs)[0])
-        )
-        errors = true - predicted
-        true = true - center
-        values = (counts, counts * true, counts * true**2, counts * errors**2)
-        return tf.concat([tf.reduce_sum(each, axis=0) for each in values], axis=0)
+        counts = spread_weights(weights, true)
+        if counted is not None:
+            counts *= counted
+        predicted, _ = outputs_of(targets, outputs)
+        counts = to_rows(counts)
+        true = to_rows(true)
+        errors = true - to_rows(predicted)
+        deviations = true - center
+        terms = (counts, counts * deviations, counts * deviations**2, counts * errors**2)
+        return tf.concat([tf.reduce_sum(term, axis=0) for term in terms], axis=0)
+
+    def to_rows(values: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.cast(values, tf.float64), [-1, columns])
 
     def finish(sums: Array, total: float) -> Sequence[float]:
         count, true, squared, error = np.reshape(sums, [4, columns])

@@ -67,62 +67,73 @@ def find_class_weights(
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
     options = by_output(outputs, option, KEY, is_one=is_of_one_output)
-    for name, given in options.items():
-        check_classes(named[name], f"{KEY}.{name}" if name else KEY, given)
-    balanced = [name for name, given in options.items() if given == "balanced"]
+    for name, weights in options.items():
+        check_classes(named[name], f"{KEY}.{name}" if name else KEY, weights)
+    balanced = [name for name, weights in options.items() if weights == "balanced"]
     counts = count(balanced) if balanced else {}
-    return {
-        name: balance(counts[name]) if given == "balanced" else list_class_weights(named[name], given)
-        for name, given in options.items()
-    }
+    class_weights = {}
+    for name, weights in options.items():
+        if weights == "balanced":
+            class_weights[name] = balance(counts[name])
+        else:
+            class_weights[name] = list_class_weights(named[name], weights)
+    return class_weights
 
 
 def describe_class_weights(outputs: Described, weights: Mapping[str, list[float]]) -> list[str]:
     """Returns a note for each output with the weights of its first `MAX_SHOWN` classes."""
     notes = []
-    for name, each in weights.items():
+    for name, of_classes in weights.items():
         described = outputs[name] if isinstance(outputs, Mapping) else outputs
-        names = described.names or [str(number) for number in range(len(each))]
-        shown = ", ".join(
-            f"{weight:.4g} for {known}" for known, weight in list(zip(names, each, strict=True))[:MAX_SHOWN]
-        )
-        more = f" and {len(each) - MAX_SHOWN} more" if len(each) > MAX_SHOWN else ""
-        notes.append(f"{KEY}{'.' if name else ''}{name}: {shown}{more}, in the training loss only")
+        names = described.names or list(map(str, range(len(of_classes))))
+        pairs = list(zip(names, of_classes, strict=True))
+        shown = ", ".join(f"{weight:.4g} for {class_name}" for class_name, weight in pairs[:MAX_SHOWN])
+        more = f" and {len(pairs) - MAX_SHOWN} more" if len(pairs) > MAX_SHOWN else ""
+        key = f"{KEY}.{name}" if name else KEY
+        notes.append(f"{key}: {shown}{more}, in the training loss only")
     return notes
 
 
 def is_of_one_output(option: Any) -> bool:
-    return option == "balanced" or not any(isinstance(each, Mapping | str) for each in option.values())
+    """Returns whether `objective.class_weight` has the weights of classes, rather than a value for each output."""
+    return option == "balanced" or not any(isinstance(value, Mapping | str) for value in option.values())
 
 
-def check_classes(described: Outputs, key: str, given: Any) -> None:
+def check_classes(described: Outputs, key: str, weights: Any) -> None:
+    """Raises ConfigError if an output has no classes, or lacks a class that `weights` names."""
     if described.kind not in ("classification", "binary"):
         raise ConfigError(
             f"{key}: works only with classification and binary targets, and the dataset's are {described.kind}; "
             "leave it null"
         )
-    if isinstance(given, str):
+    if isinstance(weights, str):
         return
-    known = names_of_classes(described)
-    for name in given:
+    known = number_classes(described)
+    for name in weights:
         if name not in known:
-            some = ", ".join(list(known)[:MAX_SHOWN]) + (", ..." if len(known) > MAX_SHOWN else "")
-            raise ConfigError(f"{key}.{name}: there is no such class; the classes are {some}")
-    numbers = [known[name] for name in given]
+            shown = list(known)[:MAX_SHOWN]
+            if len(known) > MAX_SHOWN:
+                shown.append("...")
+            raise ConfigError(f"{key}.{name}: there is no such class; the classes are {', '.join(shown)}")
+    numbers = [known[name] for name in weights]
     if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{key}={dict(given)}: names a class twice, by its name and by its number")
+        raise ConfigError(f"{key}={dict(weights)}: names a class twice, by its name and by its number")
 
 
-def names_of_classes(described: Outputs) -> dict[str, int]:
+def number_classes(described: Outputs) -> dict[str, int]:
     """Returns the number of each class. The keys are its name and its number as text."""
     count = 2 if described.kind == "binary" else described.shape[-1]
-    return {str(n): n for n in range(count)} | {name: n for n, name in enumerate(described.names or ())}
+    numbers = {str(n): n for n in range(count)}
+    for n, name in enumerate(described.names or ()):
+        numbers[name] = n
+    return numbers
 
 
-def list_class_weights(described: Outputs, given: Mapping[str, float]) -> list[float]:
-    known = names_of_classes(described)
+def list_class_weights(described: Outputs, by_name: Mapping[str, float]) -> list[float]:
+    """Returns the weight of each class, from weights by name or number. Other classes have the weight 1."""
+    known = number_classes(described)
     weights = [1.0] * (max(known.values()) + 1)
-    for name, weight in given.items():
+    for name, weight in by_name.items():
         weights[known[name]] = weight
     return weights
 
@@ -144,7 +155,7 @@ def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[An
         batches: batches (targets,) or (targets, weights) of a whole split: arrays [b, ...], or dicts of them.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
-    totals = {name: np.zeros(max(names_of_classes(named[name]).values()) + 1) for name in names}
+    totals = {name: np.zeros(max(number_classes(named[name]).values()) + 1) for name in names}
     for batch, *weights in batches:
         for name, total in totals.items():
             targets = np.asarray(batch[name] if name else batch)
@@ -222,11 +233,18 @@ OF_SEVERAL: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bits_per_token": (f"{LANGUAGE}.BitsPerToken", {"from_logits": True}),
 }
 
+#: Short names of metrics for values -> (class, arguments).
+OF_VALUES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mse": ("keras.metrics.MeanSquaredError", {}),
+    "mape": ("keras.metrics.MeanAbsolutePercentageError", {}),
+    "msle": ("keras.metrics.MeanSquaredLogarithmicError", {}),
+}
+
 METRICS: Mapping[Kind, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "classification": OF_SEVERAL,
     "multi_label": OF_SEVERAL,
     "binary": OF_BINARY,
-    "regression": {short: (f"keras.metrics.{ABBREVIATIONS[short]}", {}) for short in ("mse", "mape", "msle")},
+    "regression": OF_VALUES,
 }
 
 
@@ -234,12 +252,13 @@ def find_loss(described: Outputs, loss: Target | str | None, key: str) -> Target
     """Resolves the loss of one output, if it is a short name. Raises ConfigError if there is no such loss."""
     if not isinstance(loss, str):
         return loss
-    name = loss
-    focal = FOCAL.get(described.kind, "BinaryFocalCrossentropy")
-    found = focal if name.lower() == "focal" else find_keras_class(keras.losses, keras.losses.Loss, name)
-    if found is None:
-        raise unknown_name(f"{key}={name}", keras.losses, keras.losses.Loss, name=name, known=["focal"])
-    return Target(key, f"keras.losses.{found}", typed=name)
+    if loss.lower() == "focal":
+        keras_class: str | None = FOCAL.get(described.kind, "BinaryFocalCrossentropy")
+    else:
+        keras_class = find_loss_class(loss)
+    if keras_class is None:
+        raise unknown_name(f"{key}={loss}", keras.losses, keras.losses.Loss, name=loss, known=["focal"])
+    return Target(key, f"keras.losses.{keras_class}", typed=loss)
 
 
 def is_free_of_unit(target: Target | None) -> bool:
@@ -249,9 +268,14 @@ def is_free_of_unit(target: Target | None) -> bool:
 
 def find_metrics(described: Outputs, parts: Objective, metrics: Sequence[Target | str], key: str) -> list[Target]:
     """Resolves the metrics of one output, which may be short names. Leaves out those that `parts` already has."""
-    default = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
-    added = [each for each in metrics if not (isinstance(each, str) and plain_default(each) in default)]
-    return [find_metric(described, each, key) if isinstance(each, str) else each for each in added]
+    default = name_measures(parts)
+    targets = []
+    for metric in metrics:
+        if isinstance(metric, Target):
+            targets.append(metric)
+        elif plain_default(metric) not in default:
+            targets.append(find_metric(described, metric, key))
+    return targets
 
 
 def plain_default(name: str) -> str:
@@ -278,10 +302,13 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
         arguments = dict(named[short][1])
         if described.kind == "multi_label" and "score" in arguments:
             arguments["threshold"] = 0.5
-    elif found := find_keras_class(keras.metrics, keras.metrics.Metric, name):
-        return Target(key, f"keras.metrics.{found}", typed=name)
     else:
-        known = [*named, *(["top5"] if described.kind == "classification" else [])]
+        keras_class = find_metric_class(name)
+        if keras_class is not None:
+            return Target(key, f"keras.metrics.{keras_class}", typed=name)
+        known = list(named)
+        if described.kind == "classification":
+            known.append("top5")
         raise unknown_name(f"{key}={name}", keras.metrics, keras.metrics.Metric, name=name, known=known)
     return Target(key, path, {**arguments, "name": short}, typed=name)
 
@@ -289,7 +316,10 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
 def find_keras_class(module: Any, base: type, name: str) -> str | None:
     """Returns the Keras class for a name in any of Keras's forms (`mse`, `mean_squared_error`); None if none fits."""
     plain = plain_name(ABBREVIATIONS.get(name.lower(), name))
-    return next((each for each in list_keras_classes(module, base) if plain_name(each) == plain), None)
+    for class_name in list_keras_classes(module, base):
+        if plain_name(class_name) == plain:
+            return class_name
+    return None
 
 
 def find_loss_class(name: str) -> str | None:
@@ -309,8 +339,9 @@ def read_loss_defaults(name: str) -> dict[str, Any]:
 
 
 def list_keras_classes(module: Any, base: type) -> list[str]:
-    found = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, base))
-    return [name for name, each in found if each is not base]
+    """Returns the names of a module's classes that inherit from `base`."""
+    classes = inspect.getmembers(module, inspect.isclass)
+    return [name for name, class_ in classes if issubclass(class_, base) and class_ is not base]
 
 
 def unknown_name(start: str, module: Any, base: type, name: str, known: list[str]) -> ConfigError:
@@ -350,9 +381,9 @@ def make_objective(
     """
     options = options or ObjectiveOptions()
     check_smoothing(outputs, options.label_smoothing)
-    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target | str))
-    metrics = by_output(outputs, options.metrics, "objective.metrics", is_one=lambda each: isinstance(each, list))
-    factors = by_output(outputs, options.loss_weights, "objective.loss_weights", is_one=lambda each: False)
+    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda value: isinstance(value, Target | str))
+    metrics = by_output(outputs, options.metrics, "objective.metrics", is_one=lambda value: isinstance(value, list))
+    factors = by_output(outputs, options.loss_weights, "objective.loss_weights", is_one=lambda value: False)
 
     def make_one(name: str, described: Outputs) -> Objective:
         weights = (class_weights or {}).get(name)
@@ -368,24 +399,28 @@ def make_objective(
 
     if isinstance(outputs, Outputs):
         return replace(make_one("", outputs), is_weighted=is_weighted)
-    named = {name: make_one(name, each) for name, each in outputs.items()}
-    return replace(join_outputs(named, {name: factors.get(name, 1.0) for name in named}), is_weighted=is_weighted)
+    named = {name: make_one(name, described) for name, described in outputs.items()}
+    joined = join_outputs(named, {name: factors.get(name, 1.0) for name in named})
+    return replace(joined, is_weighted=is_weighted)
 
 
 def find_positive_losses(outputs: Described, options: ObjectiveOptions, loader: Loader) -> dict[str, Target]:
     """Returns the losses that need positive outputs, by the names of their outputs."""
-    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target | str))
-    found: dict[str, Target] = {}
-    for name, described in ({"": outputs} if isinstance(outputs, Outputs) else outputs).items():
-        target = find_loss(described, losses.get(name), f"objective.loss{'.' if name else ''}{name}")
+    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda value: isinstance(value, Target | str))
+    named = {"": outputs} if isinstance(outputs, Outputs) else outputs
+    positive: dict[str, Target] = {}
+    for name, described in named.items():
+        key = f"objective.loss.{name}" if name else "objective.loss"
+        target = find_loss(described, losses.get(name), key)
         if target is not None and needs_positive_outputs(described, loader.locate(target)):
-            found[name] = target
-    return found
+            positive[name] = target
+    return positive
 
 
 def check_smoothing(outputs: Described, smoothing: float) -> None:
+    """Raises ConfigError for `objective.label_smoothing` if all outputs are values."""
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
-    if smoothing and all(each.kind == "regression" for each in named.values()):
+    if smoothing and all(described.kind == "regression" for described in named.values()):
         raise ConfigError(f"objective.label_smoothing={smoothing:g}: the targets are values, not classes; leave it 0")
 
 
@@ -429,9 +464,9 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
             factors, valid = weigh_classes(described, list(weights), valid, outputs=outputs)
         values = loss(valid, outputs)
         if factors is not None:
-            values *= (
-                tf.reshape(factors, tf.shape(values)) if values.shape.rank > 1 or factors.shape.rank > 1 else factors
-            )
+            if values.shape.rank > 1 or factors.shape.rank > 1:
+                factors = tf.reshape(factors, tf.shape(values))
+            values *= factors
         return average_positions(values, counted)
 
     return losses
@@ -439,18 +474,18 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
 
 def unshift_loss(loss: Loss, shift: Sequence[float] | None) -> Loss:
     """Returns a loss that subtracts `Outputs.logit_shift` from the logits first."""
-    return loss if shift is None else lambda targets, outputs: loss(targets, outputs - tf.constant(shift))
+    if shift is None:
+        return loss
+    return lambda targets, outputs: loss(targets, outputs - tf.constant(shift))
 
 
 def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
     """Returns a loss that first standardises targets and outputs to mean 0 and deviation 1."""
 
-    def compute(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        return loss(
-            *(tf.cast((tf.cast(each, tf.float64) - mean) / deviation, tf.float32) for each in (targets, outputs))
-        )
+    def standardise(values: tf.Tensor) -> tf.Tensor:
+        return tf.cast((tf.cast(values, tf.float64) - mean) / deviation, tf.float32)
 
-    return compute
+    return lambda targets, outputs: loss(standardise(targets), standardise(outputs))
 
 
 def drop_metrics(parts: Objective) -> Objective:
@@ -465,15 +500,21 @@ def measure_medians(parts: Objective, described: Outputs) -> Objective:
     if described.levels is None:
         return parts
     middle = described.levels.index(0.5)
-    measures, others = (
-        change_measures(each, lambda targets, outputs: (targets, outputs[..., middle]))
-        for each in (parts.measures, parts.evaluation_measures)
-    )
-    return replace(parts, measures=measures, evaluation_measures=others)
+
+    def take_median(targets: Any, outputs: Any) -> tuple[Any, Any]:
+        return targets, outputs[..., middle]
+
+    measures = change_measures(parts.measures, take_median)
+    evaluation_measures = change_measures(parts.evaluation_measures, take_median)
+    return replace(parts, measures=measures, evaluation_measures=evaluation_measures)
 
 
 def name_measures(parts: Objective) -> set[str]:
-    return {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
+    """Returns the names of all metrics of an objective."""
+    names: set[str] = set()
+    for measure in (*parts.measures, *parts.evaluation_measures):
+        names |= set(measure.names)
+    return names
 
 
 def add_metrics(
@@ -483,27 +524,33 @@ def add_metrics(
     if not targets:
         return parts
     assert loader is not None
-    made = [make_measure(described, target, loader, is_weighted=is_weighted) for target in targets]
-    own = [name for measure, _ in made for name in measure.names]
+    measures: list[Measure] = []
+    modes: dict[str, Mode] = {}
+    own: list[str] = []
+    for target in targets:
+        measure, measure_modes = make_measure(described, target, loader, is_weighted=is_weighted)
+        measures.append(measure)
+        modes |= measure_modes
+        own += measure.names
     for name, count in Counter([*own, *RESERVED]).items():
         if count > 1:
             raise ConfigError(
                 f"{targets[0].key}: two values would have the name {name}; give a metric another name: {{_target_: "
                 f"{targets[0].path}, name: my_{name}}}"
             )
-    modes = {name: mode for name, mode in parts.modes.items() if name not in own}
-    modes |= {name: mode for _, of_measure in made for name, mode in of_measure.items()}
-    kept, of_evaluations = (
-        [measure for measure in measures if not set(measure.names) & set(own)]
-        for measures in (parts.measures, parts.evaluation_measures)
-    )
+    kept_modes = {name: mode for name, mode in parts.modes.items() if name not in own}
     return replace(
         parts,
-        measures=[*kept, *(measure for measure, _ in made)],
-        evaluation_measures=of_evaluations,
-        modes=modes,
+        measures=[*drop_measures(parts.measures, own), *measures],
+        evaluation_measures=drop_measures(parts.evaluation_measures, own),
+        modes={**kept_modes, **modes},
         replaced=name_measures(parts) & set(own),
     )
+
+
+def drop_measures(measures: Sequence[Measure], names: Sequence[str]) -> list[Measure]:
+    """Returns the measures that have none of these names."""
+    return [measure for measure in measures if not set(measure.names) & set(names)]
 
 
 # Several outputs -----------------------------------------------------------------------------
@@ -513,25 +560,34 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
     """Joins the objectives of several outputs. The loss is the weighted sum of their losses."""
 
     def add_losses(losses: Mapping[str, Loss]) -> Any:
-        def loss(targets: Any, outputs: Any) -> tf.Tensor:
-            return tf.add_n([factors[name] * each(targets[name], outputs[name]) for name, each in losses.items()])
+        def compute(targets: Any, outputs: Any) -> tf.Tensor:
+            terms = [factors[name] * loss(targets[name], outputs[name]) for name, loss in losses.items()]
+            return tf.add_n(terms)
 
-        return loss
+        return compute
 
-    reported = {name: part.reported_loss or part.loss for name, part in named.items()}
+    losses = {name: part.loss for name, part in named.items()}
+    reported_losses = {name: part.reported_loss or part.loss for name, part in named.items()}
     has_class_weights = any(part.reported_loss is not None for part in named.values())
     measures: list[Measure] = []
+    evaluation_measures: list[Measure] = []
+    modes: dict[str, Mode] = {"loss": "min"}
+    replaced = set()
     for name, part in named.items():
-        measures += select_all(name, [loss_measure(reported[name]), *part.measures])
-    modes: dict[str, Mode] = {f"{name}/{key}": mode for name, part in named.items() for key, mode in part.modes.items()}
+        measures += select_all(name, [loss_measure(reported_losses[name]), *part.measures])
+        evaluation_measures += select_all(name, part.evaluation_measures)
+        for metric, mode in part.modes.items():
+            modes[f"{name}/{metric}"] = mode
+        for metric in part.replaced:
+            replaced.add(f"{name}/{metric}")
     return Objective(
-        add_losses({name: part.loss for name, part in named.items()}),
+        add_losses(losses),
         measures,
-        [m for name, part in named.items() for m in select_all(name, part.evaluation_measures)],
-        reported_loss=add_losses(reported) if has_class_weights else None,
+        evaluation_measures,
+        reported_loss=add_losses(reported_losses) if has_class_weights else None,
         answers=join_answers(named),
-        modes={"loss": "min", **modes},
-        replaced={f"{name}/{key}" for name, part in named.items() for key in part.replaced},
+        modes=modes,
+        replaced=replaced,
     )
 
 
@@ -560,8 +616,11 @@ def loss_measure(loss: Loss) -> Measure:
 def select_all(output: str, measures: Sequence[Measure]) -> list[Measure]:
     """Returns measures that read one of several outputs, with the output's name before theirs."""
 
-    chosen = change_measures(measures, lambda targets, outputs: (targets[output], outputs[output]))
-    return [replace(each, names=tuple(f"{output}/{name}" for name in each.names)) for each in chosen]
+    selected = []
+    for measure in change_measures(measures, lambda targets, outputs: (targets[output], outputs[output])):
+        names = tuple(f"{output}/{name}" for name in measure.names)
+        selected.append(replace(measure, names=names))
+    return selected
 
 
 def change_measures(measures: Sequence[Measure], change: Callable[[Any, Any], tuple[Any, Any]]) -> list[Measure]:
@@ -575,4 +634,4 @@ def change_measures(measures: Sequence[Measure], change: Callable[[Any, Any], tu
             scores=scores and (lambda targets, outputs, weights: scores(*change(targets, outputs), weights)),
         )
 
-    return [change_one(each) for each in measures]
+    return list(map(change_one, measures))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,14 +40,24 @@ class ScoreTable(NamedTuple):
         return np.cumsum(self.positives), np.cumsum(self.negatives)
 
 
-EMPTY = ScoreTable(*(np.zeros(0) for _ in range(3)))
+EMPTY = ScoreTable(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 def make_table(scores: Array, positives: Array, negatives: Array) -> ScoreTable:
     """Makes a table from scores [n] in any order."""
     distinct, places = np.unique(-scores, return_inverse=True)
-    sums = (np.bincount(places.reshape(-1), each, len(distinct)) for each in (positives, negatives))
-    return ScoreTable(-distinct, *sums)
+    places = places.reshape(-1)
+    positive_sums = np.bincount(places, positives, len(distinct))
+    negative_sums = np.bincount(places, negatives, len(distinct))
+    return ScoreTable(-distinct, positive_sums, negative_sums)
+
+
+def join_tables(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """Makes one table of the scores of several."""
+    scores = np.concatenate([table.scores for table in tables])
+    positives = np.concatenate([table.positives for table in tables])
+    negatives = np.concatenate([table.negatives for table in tables])
+    return make_table(scores, positives, negatives)
 
 
 def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
@@ -71,7 +82,8 @@ def merge_scores(table: ScoreTable, most: int) -> ScoreTable:
             begins |= is_large | np.append(False, is_large[:-1])
             groups += np.cumsum(begins)
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    positives, negatives = (np.add.reduceat(each, begins) for each in table[1:])
+    positives = np.add.reduceat(table.positives, begins)
+    negatives = np.add.reduceat(table.negatives, begins)
     # Keep the mean score. Keeping the first one would raise negatives at each further merge.
     amounts = table.positives + table.negatives
     means = np.add.reduceat(table.scores * amounts, begins) / (positives + negatives)
@@ -110,27 +122,34 @@ class ScoreCollector:
         """Serialises the tables, for `merge` in another process."""
         content = io.BytesIO()
         tables = self.to_tables()
-        columns = (np.concatenate([each[n] for each in tables]) for n in range(3))
-        np.savez(content, *columns, sizes=np.array([len(each.scores) for each in tables]))
+        np.savez(
+            content,
+            np.concatenate([table.scores for table in tables]),
+            np.concatenate([table.positives for table in tables]),
+            np.concatenate([table.negatives for table in tables]),
+            sizes=np.array([len(table.scores) for table in tables]),
+        )
         return content.getvalue()
 
     def merge(self, content: bytes) -> None:
         """Adds the tables of a collector in another process (`to_bytes`)."""
         with np.load(io.BytesIO(content)) as arrays:
             ends = np.cumsum(arrays["sizes"])[:-1]
-            columns = [np.split(arrays[f"arr_{n}"], ends) for n in range(3)]
+            scores, positives, negatives = [np.split(arrays[f"arr_{n}"], ends) for n in range(3)]
         own = self.to_tables() or [EMPTY] * (len(ends) + 1)
-        others = [ScoreTable(*parts) for parts in zip(*columns, strict=True)]
-        self._tables = [
-            make_table(*(np.concatenate(pair) for pair in zip(*pairs, strict=True)))
-            for pairs in zip(own, others, strict=True)
-        ]
+        joined = []
+        for n, table in enumerate(own):
+            other = ScoreTable(scores[n], positives[n], negatives[n])
+            joined.append(join_tables([table, other]))
+        self._tables = joined
 
     def _collect(self) -> None:
         """Moves the added rows into the tables, and merges scores if there are too many."""
         if not self._parts:
             return
-        scores, is_positive, weights = (np.concatenate([part[n] for part in self._parts]) for n in range(3))
+        scores = np.concatenate([part[0] for part in self._parts])
+        is_positive = np.concatenate([part[1] for part in self._parts])
+        weights = np.concatenate([part[2] for part in self._parts])
         self._parts = []
         self._pending = 0
         columns = scores.shape[1]
@@ -139,15 +158,10 @@ class ScoreCollector:
         self._tables = []
         for n, table in enumerate(tables):
             is_used = weights[:, n] > 0
-            own = scores[is_used, n]
             weight = weights[is_used, n]
             positive = is_positive[is_used, n]
-            found = make_table(
-                np.append(table.scores, own),
-                np.append(table.positives, weight * positive),
-                np.append(table.negatives, weight * ~positive),
-            )
-            self._tables.append(merge_scores(found, most))
+            added = ScoreTable(scores[is_used, n], weight * positive, weight * ~positive)
+            self._tables.append(merge_scores(join_tables([table, added]), most))
 
 
 # Metrics of one table ------------------------------------------------------------------------
@@ -179,7 +193,9 @@ def compute_rates(table: ScoreTable) -> dict[str, Array]:
 
     The thresholds descend from one above all scores to the lowest score.
     """
-    true, false = (np.append(0.0, each) for each in table.curve)
+    positives, negatives = table.curve
+    true = np.append(0.0, positives)
+    false = np.append(0.0, negatives)
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
             "sensitivity": true / true[-1],
@@ -188,9 +204,9 @@ def compute_rates(table: ScoreTable) -> dict[str, Array]:
         }
 
 
-def find_best_rate(table: ScoreTable, wanted: str, given: str, least: float) -> float:
-    """Returns the highest rate `wanted` at thresholds where the rate `given` is at least `least`; 0 if none."""
+def find_best_rate(table: ScoreTable, wanted: str, limited: str, least: float) -> float:
+    """Returns the highest rate `wanted` at thresholds where the rate `limited` is at least `least`; 0 if none."""
     rates = compute_rates(table)
-    is_allowed = rates[given] >= least - 1e-9  # tolerance for rounding in sums of weights
+    is_allowed = rates[limited] >= least - 1e-9  # tolerance for rounding in sums of weights
     reached = rates[wanted][is_allowed & ~np.isnan(rates[wanted])]
     return float(reached.max()) if len(reached) else 0.0

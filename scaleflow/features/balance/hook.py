@@ -52,7 +52,7 @@ def balance_classes(options: BalanceOptions, splits: Splits) -> DrawnExamples:
     objective.check_classes(described, KEY, options.balance)
     check_rows(splits.train)
     classes = read_classes(splits.train, described)
-    numbers = objective.names_of_classes(described)
+    numbers = objective.number_classes(described)
     counts = np.bincount(classes, minlength=max(numbers.values()) + 1)
     if isinstance(options.balance, dict):
         shares = {numbers[name]: share for name, share in options.balance.items()}
