@@ -71,13 +71,14 @@ def analyse_predictions(predictions: Predictions, options: EvaluationOptions, me
             faults |= add_own_metrics(output, measured, metrics)
             own += [name_metric(name, metric) for metric in measured if metric not in faults]
             missing |= {name_metric(name, metric): why for metric, why in faults.items()}
-    estimates = {
-        name_metric(each.name, name): estimate for each in outputs for name, estimate in each.estimates.items()
-    }
+    estimates: dict[str, Estimate] = {}
+    for output in outputs:
+        for metric, estimate in output.estimates.items():
+            estimates[name_metric(output.name, metric)] = estimate
     own += [name for name in estimates if name.endswith(RUN_METRICS) and name not in own]
-    for each in outputs:
-        if each.facts.get("is_rare"):
-            own += [name_metric(each.name, metric) for metric in RARE_CLASS_METRICS]
+    for output in outputs:
+        if output.facts.get("is_rare"):
+            own += [name_metric(output.name, metric) for metric in RARE_CLASS_METRICS]
     return Analysis(outputs, estimates, own, missing)
 
 

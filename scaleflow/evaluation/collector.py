@@ -82,7 +82,10 @@ class PredictionCollector:
             self._is_kept = draw_sample(self._examples, min(MAX_EXAMPLES, MAX_BYTES // width))
             self._is_chosen = True
         rows = slice(None) if self._is_kept is None else self._is_kept[places]
-        self._parts.append({EXAMPLE: places[rows], **{name: np.array(value[rows]) for name, value in kept.items()}})
+        part = {EXAMPLE: places[rows]}
+        for name, value in kept.items():
+            part[name] = np.array(value[rows])
+        self._parts.append(part)
 
     def _add_positions(self, name: str, sums: Mapping[str, Array]) -> None:
         before = self.positions.get(name, {})
@@ -90,11 +93,14 @@ class PredictionCollector:
 
     def to_bytes(self) -> bytes:
         """Serializes the collected values for `merge` in another process; empty if there are no values."""
+        if not self._parts:
+            return b""
+        arrays: dict[str, Any] = concatenate_parts(self._parts)
+        for name, sums in self.positions.items():
+            for key, values in sums.items():
+                arrays[f"{POSITIONS}/{name}/{key}"] = values
         content = io.BytesIO()
-        sums = {f"{POSITIONS}/{name}/{key}": v for name, each in self.positions.items() for key, v in each.items()}
-        if self._parts:
-            arrays: dict[str, Any] = {**concatenate_parts(self._parts), **sums}
-            np.savez(content, **arrays)
+        np.savez(content, **arrays)
         return content.getvalue()
 
     def merge(self, content: bytes) -> None:
@@ -103,9 +109,12 @@ class PredictionCollector:
             return
         with np.load(io.BytesIO(content)) as arrays:
             part = {name: arrays[name] for name in arrays.files}
-        for name in [name for name in part if name.startswith(f"{POSITIONS}/") and name.endswith("/loss")]:
-            output = name.split("/")[1]
-            self._add_positions(output, {key: part.pop(f"{POSITIONS}/{output}/{key}") for key in ("loss", "count")})
+        for name in list(part):
+            if name.startswith(f"{POSITIONS}/") and name.endswith("/loss"):
+                output = name.split("/")[1]
+                loss = part.pop(f"{POSITIONS}/{output}/loss")
+                count = part.pop(f"{POSITIONS}/{output}/count")
+                self._add_positions(output, {"loss": loss, "count": count})
         self._parts.append(part)
 
     def take_rows(self) -> Iterator[dict[str, Array]]:
@@ -122,10 +131,12 @@ def draw_sample(examples: int, most: int) -> Array | None:
     """Returns which examples are kept, [examples] bool, always the same; None if all are kept."""
     if examples <= most:
         return None
+    random = np.random.default_rng([SAMPLE_SEED, examples])
     is_kept = np.zeros(examples, bool)
-    is_kept[np.random.default_rng([SAMPLE_SEED, examples]).choice(examples, most, replace=False, shuffle=False)] = True
+    is_kept[random.choice(examples, most, replace=False, shuffle=False)] = True
     return is_kept
 
 
 def concatenate_parts(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Joins arrays of several parts by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -84,8 +84,11 @@ class Classes:
 
     def select(self, is_used: Array) -> Classes:
         """Returns the chosen examples, [n] bool."""
-        arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(self, **{name: each[is_used] for name, each in arrays.items()})
+        chosen: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                chosen[name] = value[is_used]
+        return replace(self, **chosen)
 
 
 def read_classes(predictions: Predictions, output: str, described: Outputs) -> Classes:
@@ -93,7 +96,8 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
     count = 2 if described.kind == "binary" else described.shape[-1]
     names = described.names or tuple(map(str, range(count)))
     column = predictions.column
-    target, predicted = (number_classes(column(name, output), described.names) for name in ("target", "prediction"))
+    target = number_classes(column("target", output), described.names)
+    predicted = number_classes(column("prediction", output), described.names)
     rows = np.flatnonzero(target >= 0)
     target = target[rows]
     predicted = predicted[rows]
@@ -129,10 +133,12 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
 
 def number_classes(values: Array, names: Sequence[str] | None) -> Array:
     """Converts a column to class numbers, [n] int64; -1 for a missing class."""
-    if names is None:
-        return np.where(np.isnan(values), -1, values).astype(np.int64) if values.dtype.kind == "f" else values
-    places = {name: n for n, name in enumerate(names)}
-    return np.array([places.get(value, -1) for value in values], np.int64)
+    if names is not None:
+        numbers = {name: n for n, name in enumerate(names)}
+        return np.array([numbers.get(value, -1) for value in values], np.int64)
+    if values.dtype.kind == "f":
+        return np.where(np.isnan(values), -1, values).astype(np.int64)
+    return values
 
 
 def count_confusion(data: Classes, weights: Array) -> Array:
@@ -144,14 +150,18 @@ def count_confusion(data: Classes, weights: Array) -> Array:
 def measure_classes(data: Classes, intervals: Intervals) -> tuple[dict[str, Estimate], list[dict[str, Any]]]:
     """Returns the metrics of all examples, and a row per class with its metrics and counts."""
     rates = rate_classes(data, intervals)
+    losses = -np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON))
     estimates = {
         **measure_decisions(data, intervals, rates),
-        "log_loss": intervals.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
+        "log_loss": intervals.mean(losses, is_error=True),
     }
-    estimates |= {f"top_{k}_accuracy": intervals.mean(data.rank <= k) for k in (3, 5) if len(data.names) > 2 * k}
+    for k in (3, 5):
+        if len(data.names) > 2 * k:
+            estimates[f"top_{k}_accuracy"] = intervals.mean(data.rank <= k)
     estimates["calibration_error"] = measure_calibration(data.confidence, data.is_correct, intervals)
-    counts = [np.bincount(group, intervals.weights, len(data.names)) for group in (data.target, data.predicted)]
-    rows = make_class_rows(data.names, counts[0], counts[1], rates)
+    support = np.bincount(data.target, intervals.weights, len(data.names))
+    predicted = np.bincount(data.predicted, intervals.weights, len(data.names))
+    rows = make_class_rows(data.names, support, predicted, rates)
     if data.chances is not None:
         estimates |= rank_all_classes(data, data.chances, intervals, rows=rows)
     return estimates, rows
@@ -203,11 +213,12 @@ def make_class_rows(
     names: Sequence[str], support: Array, predicted: Array, rates: Mapping[str, Rates]
 ) -> list[dict[str, Any]]:
     """Returns a row per class, from the weights of its examples and of its predictions, both [classes]."""
-    estimates = {name: each.estimates() for name, each in rates.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n, name in enumerate(names):
-        counts = {"support": float(support[n]), "predicted": float(predicted[n])}
-        rows.append({"class": name, **counts, **{key: each[n] for key, each in estimates.items()}})
+        rows.append({"class": name, "support": float(support[n]), "predicted": float(predicted[n])})
+    for metric, of_classes in rates.items():
+        for row, estimate in zip(rows, of_classes.estimates(), strict=True):
+            row[metric] = estimate
     return rows
 
 
@@ -346,10 +357,10 @@ def bin_confidence(confidence: Array) -> Array:
 def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Array, Array, Array]:
     """Returns the weight, the sum of confidences and the sum of correct predictions of each bin."""
     bins = bin_confidence(confidence)
-    total, sure, right = (
-        np.bincount(bins, weights * each, BINS) for each in (np.ones(len(bins)), confidence, is_correct)
-    )
-    return total, sure, right
+    total = np.bincount(bins, weights * np.ones(len(bins)), BINS)
+    confidences = np.bincount(bins, weights * confidence, BINS)
+    correct = np.bincount(bins, weights * is_correct, BINS)
+    return total, confidences, correct
 
 
 def measure_calibration(confidence: Array, is_correct: Array, intervals: Intervals) -> Estimate:
@@ -512,24 +523,24 @@ def measure_values(
     measured = []
     for n in range(len(names)):
         of_column = data.select_intervals(n, make_intervals, intervals)
-        if of_column.weights.any():
-            found = measure_one(data.column(n, data.target), data.column(n, errors), of_column)
+        if of_column.weights.any() and not data.bad_columns[n]:
+            measured.append(measure_one(data.column(n, data.target), data.column(n, errors), of_column))
         else:
-            found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Estimate(math.nan))
-        measured.append(dict.fromkeys(found, Estimate(math.nan)) if data.bad_columns[n] else found)
+            measured.append(dict.fromkeys(("mae", "rmse", "r2", "bias"), Estimate(math.nan)))
     if len(names) == 1:
         return measured[0], []
-    rows: Rows = [
-        {"value": name, "examples": int(data.is_used[:, n].sum()), **each}
-        for n, (name, each) in enumerate(zip(names, measured, strict=True))
-    ]
+    rows: Rows = []
+    for n, name in enumerate(names):
+        rows.append({"value": name, "examples": int(data.is_used[:, n].sum()), **measured[n]})
     r2 = explain_all(data, errors, intervals, make_intervals)
     estimates = {
         "mae": data.mean(np.abs(errors), intervals, is_error=True),
         "rmse": data.mean(np.square(errors), intervals, np.sqrt, is_error=True),
         "r2": r2,
     }
-    return (dict.fromkeys(estimates, Estimate(math.nan)) if data.bad_columns.any() else estimates), rows
+    if data.bad_columns.any():
+        estimates = dict.fromkeys(estimates, Estimate(math.nan))
+    return estimates, rows
 
 
 def measure_one(target: Array, errors: Array, intervals: Intervals) -> dict[str, Estimate]:

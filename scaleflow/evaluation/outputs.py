@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.collector import choose_form
+from scaleflow.evaluation.intervals import Intervals
 from scaleflow.evaluation.measures import (
     BINS,
     Classes,
@@ -120,9 +121,8 @@ def analyse_classes(
     intervals = make_intervals(data.rows)
     threshold = described.threshold
     estimates, rows = measure_classes(data, intervals)
-    if threshold is not None:  # without the suffix, these metrics mean the more likely class
-        estimates = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in estimates.items()}
-        estimates |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
+    if threshold is not None:
+        estimates = name_at_threshold(estimates, rows[1])
         if data.chances is not None:
             estimates |= measure_decisions(choose_likelier(data, data.chances), intervals)
     if costs is not None and len(data.names) == 2:
@@ -136,7 +136,8 @@ def analyse_classes(
     if described.set_threshold is not None and data.chances is not None:
         sets = find_sets(described, data.chances)
         is_covered = sets[np.arange(len(sets)), data.target]
-        estimates |= {"coverage": intervals.mean(is_covered), "set_size": intervals.mean(sets.sum(axis=1))}
+        estimates["coverage"] = intervals.mean(is_covered)
+        estimates["set_size"] = intervals.mean(sets.sum(axis=1))
     answered = data.select(data.is_answered)
     calibrated = calibrate(answered, weights[data.is_answered])
     facts: dict[str, Any] = {
@@ -149,10 +150,9 @@ def analyse_classes(
     drawings = []
     if len(data.names) <= 200:
         matrix = draw_confusion_matrix("confusion matrix", counts.tolist(), data.names)
-        drawings.append(
-            Drawing("confusion_matrix", "Confusion matrix", matrix, caption="The shade is the share of the true class.")
-        )
-    drawings += [draw_reliability(data, weights, estimates["calibration_error"])]
+        caption = "The shade is the share of the true class."
+        drawings.append(Drawing("confusion_matrix", "Confusion matrix", matrix, caption=caption))
+    drawings.append(draw_reliability(data, weights, estimates["calibration_error"]))
     if len(data.names) == 2 and data.chances is not None:
         ranking = rank_scores(data.chances[:, 1], data.target == 1, intervals)
         positives = float(weights[data.target == 1].sum())
@@ -183,6 +183,20 @@ def analyse_classes(
     )
 
 
+def name_at_threshold(estimates: Mapping[str, Estimate], positive: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Returns metrics with the suffix `_at_threshold` for those that depend on a chosen threshold.
+
+    Without the suffix, they mean the more likely class. `positive` is the row of the second class, whose precision,
+    recall and F1 are added.
+    """
+    named = {}
+    for name, estimate in estimates.items():
+        named[f"{name}_at_threshold" if name in DECIDED else name] = estimate
+    for name in ("precision", "recall", "f1"):
+        named[f"{name}_at_threshold"] = positive[name]
+    return named
+
+
 def choose_likelier(data: Classes, chances: Array) -> Classes:
     """Returns predictions of the more likely class, instead of predictions at a threshold."""
     return replace(data, predicted=np.where(data.is_answered, chances.argmax(axis=1), data.predicted))
@@ -208,33 +222,52 @@ def analyse_vectors(
     predictions: Predictions, output: str, described: Outputs, make_intervals: MakeIntervals
 ) -> OutputAnalysis:
     """Analyses an output with values or labels."""
-    count = described.shape[0] if described.shape else 1
-    names = described.names or tuple(map(str, range(count)))
     data = read_vectors(predictions, output, described)
     if not len(data.rows):
         measure = "mae" if data.chances is None else "accuracy"
         return make_empty_analysis(output, measure, not_finite=data.not_finite)
-    intervals = make_intervals(data.rows)
-    facts: dict[str, Any] = {"not_finite": data.not_finite}
     if data.chances is not None:
-        estimates, classes = measure_labels(names, data, intervals, make_intervals)
-        is_right = (data.target > 0.5) == (data.prediction > 0.5)
-        scores = data.average(is_right)
-        drawings = [draw_weakest(classes, "f1", "F1 of each label")]
-        losses = -np.log(np.clip(np.where(data.target > 0.5, data.chances, 1 - data.chances), 1e-12, 1))
-        worst = np.flatnonzero(scores < 1)
-        worst = worst[np.argsort(-data.average(losses)[worst], kind="stable")]
-        return OutputAnalysis(
-            output,
-            estimates,
-            classes,
-            drawings=drawings,
-            rows=data.rows,
-            scores=scores,
-            measure="accuracy",
-            worst=worst,
-            facts=facts,
-        )
+        return analyse_labels(output, described, data, data.chances, make_intervals)
+    return analyse_values(predictions, output, described, data, make_intervals)
+
+
+def name_columns(described: Outputs) -> Sequence[str]:
+    """Returns the names of an output's labels or values; their numbers if they have no names."""
+    count = described.shape[0] if described.shape else 1
+    return described.names or tuple(map(str, range(count)))
+
+
+def analyse_labels(
+    output: str, described: Outputs, data: Vectors, chances: Array, make_intervals: MakeIntervals
+) -> OutputAnalysis:
+    """Analyses an output with labels. `chances` are their probabilities, [n, labels]."""
+    intervals = make_intervals(data.rows)
+    estimates, classes = measure_labels(name_columns(described), data, intervals, make_intervals)
+    is_right = (data.target > 0.5) == (data.prediction > 0.5)
+    scores = data.average(is_right)
+    losses = -np.log(np.clip(np.where(data.target > 0.5, chances, 1 - chances), 1e-12, 1))
+    worst = np.flatnonzero(scores < 1)
+    worst = worst[np.argsort(-data.average(losses)[worst], kind="stable")]
+    return OutputAnalysis(
+        output,
+        estimates,
+        classes,
+        drawings=[draw_weakest(classes, "f1", "F1 of each label")],
+        rows=data.rows,
+        scores=scores,
+        measure="accuracy",
+        worst=worst,
+        facts={"not_finite": data.not_finite},
+    )
+
+
+def analyse_values(
+    predictions: Predictions, output: str, described: Outputs, data: Vectors, make_intervals: MakeIntervals
+) -> OutputAnalysis:
+    """Analyses an output with values."""
+    names = name_columns(described)
+    count = len(names)
+    intervals = make_intervals(data.rows)
     estimates, classes = measure_values(names, data, intervals, make_intervals)
     is_covered = np.array([], bool)
     ends = list(bound_values(described, np.zeros((1, *described.model_shape))))
@@ -243,19 +276,9 @@ def analyse_vectors(
         bounds = [read(column="prediction", end=f"_{end}")[data.rows] for end in ends]
         is_inside = (bounds[0] <= data.target) & (data.target <= bounds[-1])
         is_covered = data.average(is_inside)
-        estimates["coverage"] = data.mean(is_inside, intervals)
-        if described.levels is not None:
-            levels = np.array(described.levels)
-            losses = average_pinball_losses(data.target, np.nan_to_num(np.stack(bounds, axis=-1)), levels)
-            estimates["pinball"] = data.mean(losses, intervals, is_error=True)
-        if data.not_finite:
-            estimates |= {name: Estimate(math.nan) for name in ("coverage", "pinball") if name in estimates}
+        estimates |= measure_bounds(described, data, bounds, is_inside, intervals)
     errors = data.prediction - data.target
-    scales = [
-        max(float(data.column(n, data.target).std()), 1e-300) if count > 1 and data.is_used[:, n].any() else 1.0
-        for n in range(count)
-    ]
-    scores = data.average(np.abs(errors) / np.array(scales))
+    scores = data.average(np.abs(errors) / find_scales(data, count))
     drawings = []
     for n, name in enumerate(names[:4]):
         if not data.is_used[:, n].any():
@@ -263,9 +286,13 @@ def analyse_vectors(
         label = "" if count == 1 else name
         weights = intervals.weights[data.is_used[:, n]]
         drawings += draw_errors(data.column(n, data.prediction), data.column(n, errors), label, weights=weights)
-    quantiles = find_error_quantiles(scores, intervals.weights)
     gain = np.nan_to_num(np.fmin(estimates["r2"].low, estimates["r2"].value))
-    facts |= {"covered": is_covered, "quantiles": quantiles, "gain": gain}
+    facts = {
+        "not_finite": data.not_finite,
+        "covered": is_covered,
+        "quantiles": find_error_quantiles(scores, intervals.weights),
+        "gain": gain,
+    }
     return OutputAnalysis(
         output,
         estimates,
@@ -278,6 +305,34 @@ def analyse_vectors(
         groups={"target": data.target[:, 0]} if count == 1 else {},
         facts=facts,
     )
+
+
+def measure_bounds(
+    described: Outputs, data: Vectors, bounds: Sequence[Array], is_inside: Array, intervals: Intervals
+) -> dict[str, Estimate]:
+    """Returns the coverage of intervals, and for quantiles the pinball loss.
+
+    Args:
+        bounds: the ends of the intervals, or the quantiles, each [n, values].
+        is_inside: which targets are inside of the intervals, [n, values] bool.
+    """
+    estimates = {"coverage": data.mean(is_inside, intervals)}
+    if described.levels is not None:
+        levels = np.array(described.levels)
+        losses = average_pinball_losses(data.target, np.nan_to_num(np.stack(bounds, axis=-1)), levels)
+        estimates["pinball"] = data.mean(losses, intervals, is_error=True)
+    if data.not_finite:
+        return dict.fromkeys(estimates, Estimate(math.nan))
+    return estimates
+
+
+def find_scales(data: Vectors, count: int) -> Array:
+    """Returns the units in which errors are compared, [values]: of several values, the deviations of their targets."""
+    scales = np.ones(count)
+    for n in range(count):
+        if count > 1 and data.is_used[:, n].any():
+            scales[n] = max(float(data.column(n, data.target).std()), 1e-300)
+    return scales
 
 
 def read_vectors(predictions: Predictions, output: str, described: Outputs) -> Vectors:

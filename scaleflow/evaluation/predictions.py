@@ -74,19 +74,20 @@ def mask_not_finite(output: str, described: Outputs, values: Array, columns: Map
     if not is_bad.any() or is_bad.ndim > 2 or (is_bad.ndim == 2 and is_one_of_several(described)):
         return {}
     if is_bad.ndim == 1:
-        names = [name_column(output, each) for each in ("prediction", "prediction_set")]
-        return {name: mask_values(columns[name], is_bad) for name in names if name in columns}
-    parts = divide_columns("prediction", is_bad, described.names)
-    return {
-        name_column(output, name): mask_values(columns[name_column(output, name)], is_missing)
-        for name, is_missing in parts.items()
-        if is_missing.ndim == 1
-    }
+        is_missing_in = {"prediction": is_bad, "prediction_set": is_bad}
+    else:
+        is_missing_in = divide_columns("prediction", is_bad, described.names)
+    masked = {}
+    for key, is_missing in is_missing_in.items():
+        name = name_column(output, key)
+        if is_missing.ndim == 1 and name in columns:
+            masked[name] = mask_values(columns[name], is_missing)
+    return masked
 
 
 def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Any]:
     """Converts values [rows], [rows, k] or [rows, ...] to one column, to k columns, or to one column of lists."""
-    return {name: to_column(each) for name, each in divide_columns(label, values, names).items()}
+    return {name: to_column(column) for name, column in divide_columns(label, values, names).items()}
 
 
 def to_column(values: Array) -> Any:

@@ -80,5 +80,7 @@ def scale_numbers(x: Any, spec: Inputs) -> Any:
 
 def multiply_pairs(vectors: Sequence[Any]) -> Any:
     """Returns the dot product of each pair of vectors [b, width]: [b, pairs]."""
-    pairs = [(a, b) for number, a in enumerate(vectors) for b in vectors[:number]]
-    return ops.stack([ops.sum(a * b, axis=-1) for a, b in pairs], axis=-1)
+    products = []
+    for number, vector in enumerate(vectors):
+        products += [ops.sum(vector * earlier, axis=-1) for earlier in vectors[:number]]
+    return ops.stack(products, axis=-1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -58,11 +59,13 @@ class Parts:
     def looked_up(self) -> set[str]:
         """The names of text and float64 inputs that have a preprocessing."""
         named = name_leaves(self.inputs)
-        return {name for names in self.layers for name in names if named[name].dtype in ("string", "float64")}
+        preprocessed = itertools.chain.from_iterable(self.layers)
+        return {name for name in preprocessed if named[name].dtype in ("string", "float64")}
 
     def preprocess(self, raw: Any) -> dict[str, tf.Tensor]:
         """Computes the features of text and float64 inputs. Returns all inputs by name, the others unchanged."""
-        return {name: tf.identity(each) for name, each in self._apply(name_leaves(raw), self.looked_up).items()}
+        features = self._apply(name_leaves(raw), self.looked_up)
+        return {name: tf.identity(tensor) for name, tensor in features.items()}
 
     def compute(self, core: keras.Model, features: Mapping[str, tf.Tensor]) -> Any:
         """Computes the core's outputs from the result of `preprocess`."""
@@ -71,16 +74,18 @@ class Parts:
 
     def _apply(self, named: Mapping[str, tf.Tensor], chosen: Collection[str]) -> dict[str, tf.Tensor]:
         """Applies the preprocessing of the chosen inputs. Returns all inputs by name."""
-        found = dict(named)
+        features = dict(named)
         for names, layer in self.layers.items():
             if names[0] in chosen:
-                found.update(zip(names, apply_layer(layer, [named[name] for name in names]), strict=True))
-        return found
+                applied = apply_layer(layer, [named[name] for name in names])
+                features.update(zip(names, applied, strict=True))
+        return features
 
 
 def remove_wide_scaling(model: keras.Model) -> keras.Model:
     """Returns the model without the final operations that scale float64 outputs to their unit (`Outputs.dtype`)."""
-    if private.find_functional(model) is not model or all(each.dtype != "float64" for each in model.outputs):
+    has_wide = any(tensor.dtype == "float64" for tensor in model.outputs)
+    if not has_wide or private.find_functional(model) is not model:
         return model
 
     def find_scaled(tensor: Any) -> Any:
@@ -107,9 +112,11 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
     preprocess = trace(parts.preprocess, specs)
     features = preprocess.structured_outputs
     names = label_leaves(features)
-    given = {name: tf.TensorSpec([None, *each.shape[1:]], each.dtype, names[name]) for name, each in features.items()}
+    feature_specs = {}
+    for name, tensor in features.items():
+        feature_specs[name] = tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, names[name])
     with compute_in_float32(parts.core):
-        portable = trace(lambda features: parts.compute(core, features), given)
+        portable = trace(lambda features: parts.compute(core, features), feature_specs)
     add_traced(archive, "preprocess", preprocess)
     add_traced(archive, "portable", portable)
     # If the two endpoints together compute the same as the model, `serve` calls them and shares their graphs.
@@ -128,12 +135,13 @@ def add_traced(archive: Any, name: str, function: Any) -> Any:
     Saving traces each endpoint again. With a concrete function inside, it does not trace the whole model again.
     """
     (specs,), _ = function.structured_input_signature
-    archive.add_endpoint(name, tf.function(lambda given: function(given), input_signature=[specs], autograph=False))
+    archive.add_endpoint(name, tf.function(lambda inputs: function(inputs), input_signature=[specs], autograph=False))
     return function
 
 
 def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda given: second(first(given))
+    """Returns a function that calls `second` with the result of `first`."""
+    return lambda inputs: second(first(inputs))
 
 
 @contextlib.contextmanager
@@ -169,25 +177,27 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
     described = name_leaves(outputs)
 
     def answer(make: Callable[[Outputs, tf.Tensor], dict[str, tf.Tensor]], values: Any) -> dict[str, tf.Tensor]:
-        return {
-            f"{name}_{key}" if name else key: tensor
-            for name, each in name_leaves(values).items()
-            for key, tensor in make(described[name], each).items()
-        }
+        tensors = {}
+        for name, of_output in name_leaves(values).items():
+            for key, tensor in make(described[name], of_output).items():
+                tensors[f"{name}_{key}" if name else key] = tensor
+        return tensors
+
+    def name_logits(values: Any) -> dict[str, tf.Tensor]:
+        return {name or "logits": tensor for name, tensor in name_leaves(values).items()}
 
     signatures: dict[str, Signature] = {"serving_default": lambda values: answer(make_predictions, values)}
-    if any(each.kind != "regression" for each in described.values()):
+    if any(output.kind != "regression" for output in described.values()):
         signatures["probabilities"] = lambda values: answer(make_probabilities, values)
-    signatures["logits"] = lambda values: {name or "logits": each for name, each in name_leaves(values).items()}
+    signatures["logits"] = name_logits
     return signatures
 
 
 def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the tensors of `serving_default` for one output; see `make_signatures`."""
     chances = make_probabilities(described, values).get("probabilities")
     if chances is None:
-        ends = {f"prediction_{end}": each for end, each in bound_values(described, values).items()}
-        found = {"prediction": take_prediction(described, values), **ends}
-        return {key: tf.squeeze(each, -1) if each.shape[1:] == (1,) else each for key, each in found.items()}
+        return make_value_predictions(described, values)
     if not is_one_of_several(described):
         return {"prediction": chances >= 0.5, "probability": chances}
     best = tf.argmax(chances, axis=-1)
@@ -197,10 +207,21 @@ def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tens
         best = tf.cast(is_second, tf.int64)
         chance = tf.where(is_second, chances[..., 1], chances[..., 0])
     prediction = best if described.names is None else tf.gather(tf.constant(described.names), best)
-    found = {"prediction": prediction, "probability": chance}
-    return (
-        found if described.set_threshold is None else {**found, "prediction_set": join_sets(described, chances, best)}
-    )
+    predictions = {"prediction": prediction, "probability": chance}
+    if described.set_threshold is not None:
+        predictions["prediction_set"] = join_sets(described, chances, best)
+    return predictions
+
+
+def make_value_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the predicted values with the ends of their intervals, or their quantiles."""
+    predictions = {"prediction": take_prediction(described, values)}
+    for end, ends in bound_values(described, values).items():
+        predictions[f"prediction_{end}"] = ends
+    for key, tensor in predictions.items():
+        if tensor.shape[1:] == (1,):
+            predictions[key] = tf.squeeze(tensor, -1)
+    return predictions
 
 
 def join_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
@@ -208,7 +229,7 @@ def join_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Ten
 
     A set has the predicted class and all classes whose probability reaches `Outputs.set_threshold`.
     """
-    words = tf.constant([f", {each}" for each in quote_classes(described.names, chances.shape[-1])])
+    words = tf.constant([f", {name}" for name in quote_classes(described.names, chances.shape[-1])])
     is_inside = (chances >= described.set_threshold) | tf.one_hot(best, chances.shape[-1], True, False)
     joined = tf.strings.reduce_join(tf.where(is_inside, words, ""), axis=-1)
     return tf.strings.join(["[", tf.strings.regex_replace(joined, "^, ", ""), "]"])

@@ -76,7 +76,8 @@ class CachedGpt:
         self._heads = attentions[0].num_heads
         self._width = attentions[0].key_dim
         self._window = window
-        self._tokens, self._positions = (tf.constant(layer(name).embeddings) for name in ("tokens", "positions"))
+        self._tokens = tf.constant(layer("tokens").embeddings)
+        self._positions = tf.constant(layer("positions").embeddings)
         self._blocks = [
             (
                 take_norm(layer(f"block{number}_norm1")),
@@ -160,10 +161,13 @@ def count_blocks(model: keras.Model) -> int:
     """Returns the number of blocks of a model from `scaleflow.model.gpt.build`; 0 for any other model."""
     names = {layer.name for layer in model.layers}
     blocks = [name for name in names if re.fullmatch(r"block\d+_attention", name)]
-    parts = ("norm1", "attention", "norm2", "feed1", "feed2")
-    needed = {f"block{n}_{part}" for n in range(1, len(blocks) + 1) for part in parts}
-    needed |= {"tokens", "positions", "norm", "outputs"}
-    return len(blocks) if model.name == "gpt" and needed <= names else 0
+    needed = {"tokens", "positions", "norm", "outputs"}
+    for n in range(1, len(blocks) + 1):
+        for part in ("norm1", "attention", "norm2", "feed1", "feed2"):
+            needed.add(f"block{n}_{part}")
+    if model.name != "gpt" or not needed <= names:
+        return 0
+    return len(blocks)
 
 
 def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:

@@ -44,23 +44,27 @@ def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
     """Reads rows of a TensorFlow variable or its shards. As in Keras, negative row numbers count from the end."""
     rows = tf.where(rows < 0, rows + tf.cast(variable.shape[0], rows.dtype), rows)
     shards = getattr(variable, "variables", None)
-    return tf.gather(variable, rows) if shards is None else tf.nn.embedding_lookup(list(shards), rows)
+    if shards is None:
+        return tf.gather(variable, rows)
+    return tf.nn.embedding_lookup(list(shards), rows)
 
 
 def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
     """Lists the embedding layers, at any depth, that train."""
-    layers = (layer for layer in private.flatten_layers(model) if isinstance(layer, keras.layers.Embedding))
-    return [layer for layer in layers if any(variable.trainable for variable in layer.variables)]
+    tables = []
+    for layer in private.flatten_layers(model):
+        is_table = isinstance(layer, keras.layers.Embedding)
+        if is_table and any(variable.trainable for variable in layer.variables):
+            tables.append(layer)
+    return tables
 
 
 def list_table_variables(model: keras.Model) -> set[int]:
     """Returns the `id()` of the tables of all embedding layers that train."""
-    return {
-        id(variable)
-        for layer in list_tables(model)
-        for variable in layer.variables
-        if variable.shape[0] == layer.input_dim
-    }
+    ids = set()
+    for layer in list_tables(model):
+        ids |= {id(variable) for variable in layer.variables if variable.shape[0] == layer.input_dim}
+    return ids
 
 
 def describe_large_table(model: keras.Model) -> str | None:

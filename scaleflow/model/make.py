@@ -126,11 +126,10 @@ def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: O
 
 def check_own_steps(model: keras.Model) -> None:
     """Rejects a model with its own training methods: nothing would call them, and it would train with another loss."""
-    own = [
-        name
-        for name in OWN_STEPS
-        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
-    ]
+    own = []
+    for name in OWN_STEPS:
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
+            own.append(name)
     if own:
         raise ConfigError(
             f"model: {type(model).__name__} has its own {' and '.join(own)}, which scaleflow does not call, also with "
@@ -434,9 +433,11 @@ def count_trained_steps(layer: keras.Layer, steps: int, phases: Sequence[tuple[F
     """Counts the steps of a run that train a layer."""
     if not phases:
         return steps if layer.trainable else 0
-    return sum(
-        count for phase, count in phases if any(part is layer and is_trained for part, is_trained in phase.trainable)
-    )
+    trained = 0
+    for phase, count in phases:
+        if any(part is layer and is_trained for part, is_trained in phase.trainable):
+            trained += count
+    return trained
 
 
 def check_tracked(model: keras.Model) -> None:
@@ -444,7 +445,10 @@ def check_tracked(model: keras.Model) -> None:
 
     Keras does not track it, so it would not train, and checkpoints and the exported model would lack it.
     """
-    known = {id(part) for each in model.variables for part in (each.value, *getattr(each.value, "values", ()))}
+    known = set()
+    for variable in model.variables:
+        known.add(id(variable.value))
+        known |= set(map(id, getattr(variable.value, "values", ())))
     for layer in flatten_layers(model):
         is_own = not type(layer).__module__.startswith(("keras.", "keras_hub."))
         attributes = {name: value for name, value in vars(layer).items() if not name.startswith(("_self_", "_tracker"))}

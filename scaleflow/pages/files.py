@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Formats rows as CSV. An `Estimate` becomes three columns: its value and its interval. NaN is empty."""
-    flat = [split_estimates(row) for row in rows]
-    head = list(dict.fromkeys(name for row in flat for name in row))
-    return format_csv(head, ([row.get(name) for name in head] for row in flat))
+    flat = list(map(split_estimates, rows))
+    head = list(dict.fromkeys(itertools.chain.from_iterable(flat)))
+    cells = []
+    for row in flat:
+        cells.append([row.get(name) for name in head])
+    return format_csv(head, cells)
 
 
 def split_estimates(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +35,50 @@ MAX_NAME = 48
 
 def draw_profile(summary: Summary) -> str:
     """Draws the parts of each traced step and the longest operations; returns the content of an SVG file."""
-    steps = summary["each_step"]
-    numbers = [step["number"] for step in steps]
-    edges = [numbers[0] - 0.5, *(number + 0.5 for number in numbers)]
-    totals = [step["total"] for step in steps]
-    chart = Chart("steps", (edges[0], edges[-1]), (0.0, max(totals)), labels=("step", "ms"), size=(640, 290))
-    parts_row = []
-    if summary["percent"] is None:
-        chart.add_bars(edges, totals, kind="mark", colour=COLOURS["host"])
-    else:
-        bottoms = [0.0] * len(steps)
-        for part in PARTS:
-            heights = [step[part] for step in steps]
-            chart.add_bars(edges, heights, kind="mark", bottoms=bottoms, colour=COLOURS[part])
-            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-        legend = [(f"{part} {summary['percent'][part]:.0f} %", COLOURS[part]) for part in PARTS]
-        parts_row.append(draw_legend(legend))
-    rows = [[chart.to_svg(), *parts_row]]
+    rows = [draw_step_parts(summary)]
     ops = summary["ops"][:OPS_SHOWN]
     if ops:
-        names = []
-        for op in ops:
-            label = op["name"] if len(op["name"]) <= MAX_NAME else f"\u2026{op['name'][1 - MAX_NAME :]}"
-            names.append(f"{op['type']}  {label}")
-        shares = [(op["percent"], math.nan, math.nan) for op in ops]
-        letters = max(map(len, names))
-        limit = max(op["percent"] for op in ops)
-        rows.append([draw_rates("% of the self time of all operations", names, shares, limit=limit, letters=letters)])
+        rows.append([draw_operations(ops)])
     times = summary["step_ms"]
     title = f"a step: {times['p50']:.3g} ms (p50), {times['p95']:.3g} ms (p95); operations: % of their self time"
     return compose_picture(title, rows)
+
+
+def draw_step_parts(summary: Summary) -> list[str]:
+    """Draws a bar for each traced step, divided into its parts. Returns the chart and its legend."""
+    steps = summary["each_step"]
+    edges = [steps[0]["number"] - 0.5]
+    totals = []
+    for step in steps:
+        edges.append(step["number"] + 0.5)
+        totals.append(step["total"])
+    chart = Chart("steps", (edges[0], edges[-1]), (0.0, max(totals)), labels=("step", "ms"), size=(640, 290))
+    if summary["percent"] is None:
+        chart.add_bars(edges, totals, kind="mark", colour=COLOURS["host"])
+        return [chart.to_svg()]
+    bottoms = [0.0] * len(steps)
+    legend = []
+    for part in PARTS:
+        heights = [step[part] for step in steps]
+        chart.add_bars(edges, heights, kind="mark", bottoms=bottoms, colour=COLOURS[part])
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        legend.append((f"{part} {summary['percent'][part]:.0f} %", COLOURS[part]))
+    return [chart.to_svg(), draw_legend(legend)]
+
+
+def draw_operations(ops: Sequence[Mapping[str, Any]]) -> str:
+    """Draws a bar for each operation."""
+    names = []
+    shares = []
+    for op in ops:
+        name = op["name"]
+        if len(name) > MAX_NAME:
+            name = f"\u2026{name[1 - MAX_NAME :]}"
+        names.append(f"{op['type']}  {name}")
+        shares.append((op["percent"], math.nan, math.nan))
+    letters = max(map(len, names))
+    limit = max(share for share, _, _ in shares)
+    return draw_rates("% of the self time of all operations", names, shares, limit=limit, letters=letters)
 
 
 MIB = 1 << 20
@@ -88,10 +103,10 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
     timeline = write_trace(chief, into / TRACE)
     summary = summarise(event, divide_steps(timeline), list_longest_operations(chief))
     summary["memory"] = {**event.facts.get("memory", {}), **read_peak_memory(chief)}
-    summary["workers"] = [to_figures(chief, summary)]
+    summary["workers"] = [describe_process(chief, summary)]
     for other in others:
         steps = divide_steps(write_trace(other, into / TRACE.replace(".json", f"-{worker_name(other)}.json")))
-        summary["workers"].append(to_figures(other, summarise(event, steps, [])))
+        summary["workers"].append(describe_process(other, summarise(event, steps, [])))
     if event.facts.get("hardware") == "gpu" and not timeline.has_device:
         summary["advice"].insert(
             0,
@@ -105,8 +120,8 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
     partial.replace(into / SUMMARY)
 
 
-def to_figures(xplane: Path, summary: Summary) -> dict[str, Any]:
-    """Returns the figures of one process for the summary's comparison of processes."""
+def describe_process(xplane: Path, summary: Summary) -> dict[str, Any]:
+    """Returns what the comparison of processes shows of one process."""
     return {"name": worker_name(xplane), "step_ms": summary["step_ms"]["p50"], "percent": summary["percent"]}
 
 
@@ -122,30 +137,39 @@ def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
     """Returns the operations, by descending self time. Leaves out tf.data's iterators, which mostly wait."""
     tables = json.loads(run_xprof_tool(xplane, "framework_op_stats"))
     columns = [column["id"] for column in tables[-1]["cols"]]
-    rows = [dict(zip(columns, (cell.get("v") for cell in row["c"]), strict=True)) for row in tables[-1]["rows"]]
-    rows = [row for row in rows if row["type"] not in ("Dataset", "IDLE")]
+    rows = []
+    for table_row in tables[-1]["rows"]:
+        values = [cell.get("v") for cell in table_row["c"]]
+        row = dict(zip(columns, values, strict=True))
+        if row["type"] not in ("Dataset", "IDLE"):
+            rows.append(row)
     total = sum(row["total_self_time"] for row in rows) or 1.0
-    ops = [
-        {
-            "type": row["type"],
-            "name": row["operation"],
-            "where": row["host_or_device"].lower(),
-            "count": int(row["occurrences"]),
-            "self_ms": round(row["total_self_time"] / 1000, 4),
-            "percent": round(100 * row["total_self_time"] / total, 2),
-            "in_step": bool(STEP_OPERATION.search(row["operation"] + "/")),
-        }
-        for row in rows
-    ]
+    ops = []
+    for row in rows:
+        ops.append(
+            {
+                "type": row["type"],
+                "name": row["operation"],
+                "where": row["host_or_device"].lower(),
+                "count": int(row["occurrences"]),
+                "self_ms": round(row["total_self_time"] / 1000, 4),
+                "percent": round(100 * row["total_self_time"] / total, 2),
+                "in_step": bool(STEP_OPERATION.search(row["operation"] + "/")),
+            }
+        )
     return sorted(ops, key=lambda op: -op["self_ms"])
 
 
 def read_peak_memory(xplane: Path) -> dict[str, float]:
     """Returns the peak memory of each device allocator in the window, in MiB. Leaves out the CPU's allocators."""
     allocators = json.loads(run_xprof_tool(xplane, "memory_profile")).get("memoryProfilePerAllocator", {})
-    summaries = {name: entry.get("profileSummary", {}) for name, entry in allocators.items()}
-    peaks = {name: entry.get("peakStats", {}).get("peakBytesInUse") for name, entry in summaries.items()}
-    return {name: int(peak) / MIB for name, peak in peaks.items() if peak and "cpu" not in name.lower()}
+    peaks = {}
+    for name, entry in allocators.items():
+        stats = entry.get("profileSummary", {}).get("peakStats", {})
+        peak = stats.get("peakBytesInUse")
+        if peak and "cpu" not in name.lower():
+            peaks[name] = int(peak) / MIB
+    return peaks
 
 
 def run_xprof_tool(xplane: Path, tool: str) -> str:

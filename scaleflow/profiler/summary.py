@@ -60,34 +60,36 @@ def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
     """Reads the steps and their parts from xprof's trace in Chrome's format."""
     streams = device_streams(trace["traceEvents"])
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    markers = [
-        (int(event["args"]["step_num"]), event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event["name"].split(" ")[0] == "train" and "step_num" in event.get("args", {})
-    ]
+    markers = []
     spans = []
     for event in events:
-        on_device = (event["pid"], event["tid"]) in streams
-        part = classify_device_event(event) if on_device else classify_host_event(event, is_driver=bool(streams))
+        begin = event["ts"]
+        end = begin + event["dur"]
+        if event["name"].split(" ")[0] == "train" and "step_num" in event.get("args", {}):
+            markers.append((int(event["args"]["step_num"]), begin, end))
+        if (event["pid"], event["tid"]) in streams:
+            part: str | None = classify_device_event(event)
+        else:
+            part = classify_host_event(event, is_driver=bool(streams))
         if part is not None:
-            spans.append((event["ts"], event["ts"] + event["dur"], part))
+            spans.append((begin, end, part))
     return Timeline(sorted(markers), sorted(spans), bool(streams))
 
 
 def device_streams(events: Iterable[Event]) -> set[tuple[int, int]]:
+    """Returns process and thread number of each stream in which an accelerator computes."""
     metadata = [event for event in events if event.get("ph") == "M"]
-    devices = {
-        event["pid"]
-        for event in metadata
-        if event["name"] == "process_name" and re.match(r"/device:(GPU|TPU)", event["args"]["name"])
-    }
-    return {
-        (event["pid"], event["tid"])
-        for event in metadata
-        if event["name"] == "thread_name"
-        and event["pid"] in devices
-        and re.match(r"Stream #|XLA Ops", event["args"]["name"])
-    }
+    devices = set()
+    for event in metadata:
+        if event["name"] == "process_name" and re.match(r"/device:(GPU|TPU)", event["args"]["name"]):
+            devices.add(event["pid"])
+    streams = set()
+    for event in metadata:
+        if event["name"] != "thread_name" or event["pid"] not in devices:
+            continue
+        if re.match(r"Stream #|XLA Ops", event["args"]["name"]):
+            streams.add((event["pid"], event["tid"]))
+    return streams
 
 
 def classify_host_event(event: Event, is_driver: bool) -> str | None:
@@ -110,10 +112,13 @@ def classify_device_event(event: Event) -> str:
     """Returns the part of a device's event. Copies from the host are input."""
     arguments = event.get("args", {})
     operation = arguments.get("tf_op") or arguments.get("long_name") or arguments.get("name") or ""
-    return "input" if event["name"].startswith("MemcpyH2D") else classify_kernel(event["name"], str(operation))
+    if event["name"].startswith("MemcpyH2D"):
+        return "input"
+    return classify_kernel(event["name"], str(operation))
 
 
 def classify_kernel(name: str, operation: str) -> str:
+    """Returns the part of a kernel, from its own name and that of its TensorFlow operation."""
     if SUM_OPERATION.search(operation) or COLLECTIVE.search(name):
         return "allreduce"
     return "input" if READ_OPERATION.search(operation) else "compute"
@@ -175,8 +180,15 @@ def summarise(event: StepsProfiled, steps: Sequence[StepTimes], ops: Sequence[Ma
     totals = [step.total for step in steps]
     p50, p95 = np.percentile(totals, (50, 95))
     total = sum(totals) or 1.0
-    shares = {part: round(100 * sum(getattr(step, part) for step in steps) / total, 2) for part in PARTS}
-    medians = {f"{part}_ms": round(statistics.median(getattr(step, part) for step in steps), 4) for part in PARTS}
+    shares = {}
+    medians = {}
+    for part in PARTS:
+        times = [getattr(step, part) for step in steps]
+        shares[part] = round(100 * sum(times) / total, 2)
+        medians[f"{part}_ms"] = round(statistics.median(times), 4)
+    rounded_steps = []
+    for step in steps:
+        rounded_steps.append({key: round(value, 4) for key, value in asdict(step).items()})
     is_elsewhere = event.facts.get("strategy") == "parameter_server"
     summary: Summary = {
         "first_step": event.first,
@@ -187,7 +199,7 @@ def summarise(event: StepsProfiled, steps: Sequence[StepTimes], ops: Sequence[Ma
         "median_ms": None if is_elsewhere else medians,
         "usual_step_ms": event.usual_ms,
         "ops": list(ops[:OPS]),
-        "each_step": [{key: round(value, 4) for key, value in asdict(step).items()} for step in steps],
+        "each_step": rounded_steps,
         "facts": dict(event.facts),
     }
     summary["advice"] = give_advice(summary, ops)
@@ -214,10 +226,11 @@ def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]
         ]
     advice = [advise_on_input(percent["input"], facts, ops)]
     if percent["allreduce"] >= HIGH_ALLREDUCE:
+        between_workers = facts.get("strategy") == "multi_worker"
+        end = "; between GPUs, strategy.communication=nccl." if between_workers else "."
         advice.append(
             f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
-            "training.accumulate does that less often for the same examples"
-            + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
+            f"training.accumulate does that less often for the same examples{end}"
         )
     if percent["host"] >= HIGH_HOST:
         advice.append(advise_on_host(summary))
@@ -247,8 +260,10 @@ def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]
     fixes.append("more parallel reads (dataset.threads, or more cores)")
     slowest = next((op for op in ops if not op["in_step"]), None)
     if slowest is not None:
-        python = ", which is Python and runs in one thread at a time: use TensorFlow's operations"
-        fixes.append(f"the longest of the pipeline is {slowest['type']}{python * (slowest['type'] == 'PyFunc')}")
+        fix = f"the longest of the pipeline is {slowest['type']}"
+        if slowest["type"] == "PyFunc":
+            fix += ", which is Python and runs in one thread at a time: use TensorFlow's operations"
+        fixes.append(fix)
     return "; ".join(fixes)
 
 
@@ -287,13 +302,15 @@ def to_markdown(summary: Summary) -> str:
             "Outside the window, where several steps are one call, a step of that epoch took "
             f"{summary['usual_step_ms']:.3g} ms on average, waiting for input included."
         )
-    lines += ["", *(f"- {word}" for word in summary["advice"]), ""]
+    lines.append("")
+    for advice in summary["advice"]:
+        lines.append(f"- {advice}")
+    lines.append("")
     if summary["percent"] is not None:
         lines += ["| part of a step | share | median, ms |", "|---|---|---|"]
-        lines += [
-            f"| {part} | {summary['percent'][part]:.1f} % | {summary['median_ms'][part + '_ms']:.3g} |"
-            for part in PARTS
-        ]
+        for part in PARTS:
+            median = summary["median_ms"][f"{part}_ms"]
+            lines.append(f"| {part} | {summary['percent'][part]:.1f} % | {median:.3g} |")
     if len(summary.get("workers", ())) > 1:
         lines += ["", "| process | step p50, ms | input | compute | all-reduce | host |", "|---|---|---|---|---|---|"]
         for worker in summary["workers"]:
@@ -301,12 +318,12 @@ def to_markdown(summary: Summary) -> str:
             lines.append(f"| {worker['name']} | {worker['step_ms']:.3g} | {shares} |")
     if summary["memory"]:
         lines += ["", "| memory | peak, MiB |", "|---|---|"]
-        lines += [f"| {name} | {value:,.0f} |" for name, value in summary["memory"].items()]
+        for name, value in summary["memory"].items():
+            lines.append(f"| {name} | {value:,.0f} |")
     lines += ["", "| operation | name | count | self time, ms | share |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {op['type']} | `{op['name']}` | {op['count']} | {op['self_ms']:.3f} | {op['percent']:.1f} % |"
-        for op in summary["ops"]
-    ]
+    for op in summary["ops"]:
+        row = f"| {op['type']} | `{op['name']}` | {op['count']} | {op['self_ms']:.3f} | {op['percent']:.1f} % |"
+        lines.append(row)
     lines += ["", EXPLANATION]
     return "\n".join(lines) + "\n"
 

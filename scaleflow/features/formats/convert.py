@@ -111,7 +111,12 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
     with hidden_display() as display:
         words = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
         _, formats = convert_tracked_model(words, display, StopRequest())
-    return {
-        each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
-        for each in formats
-    }
+    results = {}
+    for exported in formats:
+        results[exported.name] = {
+            **exported.values,
+            "split": exported.split,
+            "examples": exported.examples,
+            "error": exported.error or None,
+        }
+    return results

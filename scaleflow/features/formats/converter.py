@@ -69,10 +69,10 @@ class SavedParts:
         self._portable = getattr(self._loaded, "portable", None)
         specs = name_leaves(read_specs(self._portable or self.serve))
         names = label_leaves(specs)
-        self.specs = {name: tf.TensorSpec(each.shape, each.dtype, names[name]) for name, each in specs.items()}
-        returned = name_leaves(self.serve.concrete_functions[0].structured_outputs)
-        self.outputs = {name: f"output_{n}" for n, name in enumerate(returned)}
-        self.wide = {name for name, each in returned.items() if each.dtype == tf.float64}
+        self.specs = {name: tf.TensorSpec(spec.shape, spec.dtype, names[name]) for name, spec in specs.items()}
+        outputs = name_leaves(self.serve.concrete_functions[0].structured_outputs)
+        self.outputs = {name: f"output_{n}" for n, name in enumerate(outputs)}
+        self.wide = {name for name, tensor in outputs.items() if tensor.dtype == tf.float64}
 
     def decode_pictures(self, pictures: Any) -> Any:
         return self._loaded.decode(pictures)
@@ -87,9 +87,11 @@ class SavedParts:
 
     def compute(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns the outputs by tensor name. Traced."""
-        portable = self._portable
-        outputs = self.serve(self.nest_raw(features)) if portable is None else portable(dict(features))
-        return {self.outputs[name]: each for name, each in name_leaves(outputs).items()}
+        if self._portable is None:
+            outputs = self.serve(self.nest_raw(features))
+        else:
+            outputs = self._portable(dict(features))
+        return {self.outputs[name]: tensor for name, tensor in name_leaves(outputs).items()}
 
     def write(self, folder: Path) -> PortableModel:
         """Writes a SavedModel of the portable part, with one signature of flat arguments."""
@@ -105,9 +107,7 @@ class SavedParts:
         return PortableModel(folder, module.portable, {spec.name: spec for spec in self.specs.values()})
 
     def describe(self, state: LearnedState, takes_raw: bool) -> str:
-        """Returns the text of `model.json`: the meaning of the tensors, and how to preprocess texts and float64
-        numbers.
-        """
+        """Returns the text of `model.json`: what the tensors mean, and how to preprocess texts and float64 numbers."""
         learned = {} if takes_raw else state.preprocessing
         described = name_leaves(state.outputs)
         raw = name_leaves(self._raw)
@@ -119,20 +119,25 @@ class SavedParts:
             inputs.append(entry)
         outputs = []
         for name, tensor in self.outputs.items():
-            keys = ["kind", "names", *(["scaling"] if name in self.wide and not takes_raw else [])]
-            more = {key: asdict(described[name])[key] for key in keys}
-            more |= {key: value for key in ANSWERS if (value := getattr(described[name], key)) is not None}
-            outputs.append({"name": name, "tensor": tensor, **more})
+            output = described[name]
+            facts = {"kind": output.kind, "names": output.names}
+            if name in self.wide and not takes_raw:
+                facts["scaling"] = output.scaling
+            for key in ANSWERS:
+                value = getattr(output, key)
+                if value is not None:
+                    facts[key] = value
+            outputs.append({"name": name, "tensor": tensor, **facts})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
 
 
-def measure_difference(expected: Any, found: Any) -> tuple[float, float]:
+def measure_difference(expected: Any, computed: Any) -> tuple[float, float]:
     """Returns the largest difference between two outputs, and the largest absolute value (at least 1).
 
     The difference is NaN if NaNs are in different places.
     """
     before = np.asarray(expected, np.float64)
-    now = np.asarray(found, np.float64)
+    now = np.asarray(computed, np.float64)
     is_nan = np.isnan(before)
     if not np.array_equal(is_nan, np.isnan(now)):
         return float("nan"), 1.0
@@ -222,25 +227,36 @@ class Converter:
         return FormatExported(form.name, str(path), values, split=proof.split, examples=proof.count, error=error)
 
     def _read_calibration(self) -> Iterator[Mapping[str, Array]]:
+        """Yields the portable part's arguments for one example at a time."""
         features = self._to_arguments(self.proof.calibration)
         for n in range(len(next(iter(features.values())))):
-            yield {name: each[n : n + 1] for name, each in features.items()}
+            yield {name: values[n : n + 1] for name, values in features.items()}
+
+    def _to_tensors(self, named: Mapping[str, Array]) -> Any:
+        """Returns raw inputs in the structure that the model takes."""
+        return self.parts.nest_raw({name: tf.constant(values) for name, values in named.items()})
 
     def _to_arguments(self, named: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the portable part's arguments for raw inputs, by tensor name."""
-        raw = self.parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
-        return {str(self.parts.specs[name].name): each.numpy() for name, each in self.parts.split_off(raw).items()}
+        arguments = {}
+        for name, tensor in self.parts.split_off(self._to_tensors(named)).items():
+            arguments[str(self.parts.specs[name].name)] = tensor.numpy()
+        return arguments
 
     def _prove(self, form: ExportFormat, path: Path) -> tuple[dict[str, float], Predictions | None]:
         """Computes the examples with the format in its own runtime.
 
         Returns metrics with size, time and largest difference, and the predictions for the split.
         """
-        files = [path] if form.convert is None else [each for each in path.parent.iterdir() if each.name != DESCRIPTION]
-        target = self.plan.model.target.path.rpartition(".")[0]
-        own = [] if target.startswith(("scaleflow.", "keras")) else [target]
+        if form.convert is None:
+            files = [path]
+        else:
+            files = [file for file in path.parent.iterdir() if file.name != DESCRIPTION]
         trusted = self.plan.trusted_modules
-        modules = own if trusted is None else trusted
+        modules: Sequence[str] = trusted or ()
+        if trusted is None:
+            module = self.plan.model.target.path.rpartition(".")[0]
+            modules = [] if module.startswith(("scaleflow.", "keras")) else [module]
         environment = {
             MODULES: ",".join(modules),
             IS_SAFE: "no" if trusted is None else "yes",
@@ -251,7 +267,8 @@ class Converter:
             sample = self.proof.sample
             timed = dict(sample) if form.takes_raw else self._to_arguments(sample)
             measured["ms"] = runtime.measure_ms(timed)
-        return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}, predictions
+        measured["mb"] = sum(file.stat().st_size for file in files) / 1e6
+        return measured, predictions
 
     def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> tuple[dict[str, float], Predictions | None]:
         """Returns the metrics and the largest difference of a format, and its predictions for the split."""
@@ -259,7 +276,7 @@ class Converter:
         scalings: Any = {self.parts.outputs[name]: outputs[name].scaling for name in self.parts.wide}
         comparison = RuntimeComparison(self.parts, form, runtime, scalings=scalings)
         if self.proof.evaluate is None:
-            comparison.compare(self.parts.nest_raw({name: tf.constant(x) for name, x in self.proof.sample.items()}))
+            comparison.compare(self._to_tensors(self.proof.sample))
             metrics = {}
             predictions = None
         else:
@@ -300,7 +317,8 @@ class Converter:
         known = find_constant_parts(self.predictions)
         for part in find_constant_parts(predictions):
             if part not in known:
-                return f"it gives every example the same answer{f' for {part}' if part else ''}"
+                where = f" for {part}" if part else ""
+                return f"it gives every example the same answer{where}"
         allowed = self.plan.of(ExportOptions).int8_loss
         lost = find_lost_skills(measure_skills(self.predictions), measure_skills(predictions), allowed)
         for name, (now, before) in lost.items():
@@ -328,46 +346,63 @@ class RuntimeComparison:
 
         Outputs may differ in scale, so each is measured by itself.
         """
-        shares = [each / self._largest[tensor] for tensor, each in self._differences.items()]
+        shares = [difference / self._largest[tensor] for tensor, difference in self._differences.items()]
         return math.nan if any(map(math.isnan, shares)) else max(shares, default=0.0)
 
     def compare(self, raw: Any) -> Any:
         """Returns the runtime's outputs for raw inputs, in the structure of the model's outputs. Traced."""
-        outputs = self._parts.serve(raw)
-        expected = name_leaves(outputs)
-        given = name_leaves(raw) if self._form.takes_raw else self._parts.split_off(raw)
-        names = [name if self._form.takes_raw else str(self._parts.specs[name].name) for name in given]
-        tensors = [name if self._form.takes_raw else self._parts.outputs[name] for name in expected]
+        expected = name_leaves(self._parts.serve(raw))
+        if self._form.takes_raw:
+            inputs = name_leaves(raw)
+            input_names = list(inputs)
+            output_names = list(expected)
+        else:
+            inputs = self._parts.split_off(raw)
+            input_names = [str(self._parts.specs[name].name) for name in inputs]
+            output_names = [self._parts.outputs[name] for name in expected]
 
         def compute(*arrays: Array) -> list[Array]:
-            try:
-                found = self._runtime.compute(dict(zip(names, arrays[: len(names)], strict=True)))
-            except ExportError as error:
-                self.error = error
-                raise
-            wanted = dict(zip(tensors, arrays[len(names) :], strict=True))
-            values = {tensor: np.asarray(found[tensor], wanted[tensor].dtype) for tensor in tensors}
-            scaled = dict(values)
-            unscaled = dict(wanted)
-            for tensor, (mean, deviation) in self._scalings.items():
-                if self._form.takes_raw:
-                    scaled[tensor] = (values[tensor] - mean) / deviation
-                else:
-                    values[tensor] = values[tensor] * deviation + mean
-                unscaled[tensor] = (wanted[tensor] - mean) / deviation
-            for tensor in tensors:
-                difference, largest = measure_difference(unscaled[tensor], scaled[tensor])
-                before = self._differences.get(tensor, 0.0)
-                is_lost = math.isnan(difference) or math.isnan(before)
-                self._differences[tensor] = math.nan if is_lost else max(before, difference)
-                self._largest[tensor] = max(self._largest.get(tensor, 1.0), largest)
-            return [values[tensor] for tensor in tensors]
+            arguments = dict(zip(input_names, arrays[: len(input_names)], strict=True))
+            of_model = dict(zip(output_names, arrays[len(input_names) :], strict=True))
+            values = self._compute_outputs(arguments, of_model)
+            return [values[name] for name in output_names]
 
-        arguments = [*given.values(), *expected.values()]
-        computed = tf.numpy_function(compute, arguments, [each.dtype for each in expected.values()], stateful=True)
-        values = computed if isinstance(computed, list | tuple) else [computed]
-        named = {name: tf.ensure_shape(x, expected[name].shape) for name, x in zip(expected, values, strict=True)}
+        arguments = [*inputs.values(), *expected.values()]
+        dtypes = [tensor.dtype for tensor in expected.values()]
+        computed = tf.numpy_function(compute, arguments, dtypes, stateful=True)
+        if not isinstance(computed, list | tuple):
+            computed = [computed]
+        named = {}
+        for (name, tensor), values in zip(expected.items(), computed, strict=True):
+            named[name] = tf.ensure_shape(values, tensor.shape)
         return named.get("", named)
+
+    def _compute_outputs(self, arguments: Mapping[str, Array], of_model: Mapping[str, Array]) -> dict[str, Array]:
+        """Computes the outputs in the runtime, and measures how much they differ from those of the model.
+
+        Outputs with a scaling are compared before it, and returned after it.
+        """
+        try:
+            of_runtime = self._runtime.compute(arguments)
+        except ExportError as error:
+            self.error = error
+            raise
+        values = {name: np.asarray(of_runtime[name], expected.dtype) for name, expected in of_model.items()}
+        compared = dict(values)
+        expected_values = dict(of_model)
+        for name, (mean, deviation) in self._scalings.items():
+            if self._form.takes_raw:
+                compared[name] = (values[name] - mean) / deviation
+            else:
+                values[name] = values[name] * deviation + mean
+            expected_values[name] = (of_model[name] - mean) / deviation
+        for name in values:
+            difference, largest = measure_difference(expected_values[name], compared[name])
+            before = self._differences.get(name, 0.0)
+            is_lost = math.isnan(difference) or math.isnan(before)
+            self._differences[name] = math.nan if is_lost else max(before, difference)
+            self._largest[name] = max(self._largest.get(name, 1.0), largest)
+        return values
 
 
 def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
@@ -378,11 +413,12 @@ def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> 
     losses: dict[str, float] = {}
     for output in dict.fromkeys(key.rpartition("/")[0] for key in reference):
         keys = [f"{output}/{name}" if output else name for name in JUDGED]
-        key = next((each for each in keys if each in reference), None)
-        if key is None:
+        existing = [key for key in keys if key in reference]
+        if not existing:
             continue
-        worse = values[key] - reference[key]
-        losses[key] = -worse if key.endswith("accuracy") else worse / max(abs(reference[key]), 1e-12)
+        key = existing[0]
+        increase = values[key] - reference[key]
+        losses[key] = -increase if key.endswith("accuracy") else increase / max(abs(reference[key]), 1e-12)
     return losses
 
 
@@ -403,11 +439,16 @@ def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState) -
     else:
         with np.load(exported / "input_example.npz") as arrays:
             named = dict(arrays)
-    pictures = {name: [base64.b64decode(text) for text in named[name]] for name in state.pictures}
+    pictures = {}
+    for name in state.pictures:
+        pictures[name] = list(map(base64.b64decode, named[name]))
     if pictures:
         decoded = parts.decode_pictures(map_leaves(tf.constant, pictures.get("", pictures)))
-        named |= {name: each.numpy() for name, each in name_leaves(decoded).items()}
-    named = {name: each.astype(object) if each.dtype.kind == "U" else each for name, each in named.items()}
+        for name, tensor in name_leaves(decoded).items():
+            named[name] = tensor.numpy()
+    for name, values in named.items():
+        if values.dtype.kind == "U":
+            named[name] = values.astype(object)
     return Proof("", len(next(iter(named.values()))), named, calibration=named)
 
 
@@ -443,7 +484,7 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
 
     def read(chosen: str, places: Array) -> dict[str, Array]:
         inputs, *_ = splits.raw[chosen].read(places)
-        return {name: np.asarray(each) for name, each in name_leaves(inputs).items()}
+        return {name: np.asarray(values) for name, values in name_leaves(inputs).items()}
 
     count = min(plan.of(ExportOptions).calibration_examples, len(splits.train))
     drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)

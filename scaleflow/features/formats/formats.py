@@ -76,15 +76,22 @@ class ExportFormat:
 
     def find_unsupported(self, text: str) -> Sequence[str]:
         """Returns the names of the unsupported operations in an error of the converter or the runtime."""
-        found = re.finditer(self.unsupported, text)
-        return sorted({name.strip() for match in found for name in match[match.lastindex or 0].split(",")})
+        names: set[str] = set()
+        for match in re.finditer(self.unsupported, text):
+            listed = match[match.lastindex or 0].split(",")
+            names |= {name.strip() for name in listed}
+        return sorted(names)
 
 
 @functools.cache
 def list_formats() -> Mapping[str, ExportFormat]:
     """Returns the formats in the modules of `runtimes/`, by name."""
-    modules = [import_module(f"{runtimes.__name__}.{each.name}") for each in pkgutil.iter_modules(runtimes.__path__)]
-    return {each.name: each for module in modules for each in getattr(module, "FORMATS", ())}
+    formats = {}
+    for found in pkgutil.iter_modules(runtimes.__path__):
+        module = import_module(f"{runtimes.__name__}.{found.name}")
+        for form in getattr(module, "FORMATS", ()):
+            formats[form.name] = form
+    return formats
 
 
 def check_plan(plan: Plan) -> None:

@@ -113,7 +113,9 @@ def serve_requests(name: str, path: Path, connection: Connection) -> None:
 def measure_median(compute: Any, arrays: Arrays) -> float:
     """Returns the median time in ms, computing one example at a time after WARM_UP examples."""
     count = len(next(iter(arrays.values())))
-    examples = [{name: each[n : n + 1] for name, each in arrays.items()} for n in range(count)]
+    examples = []
+    for n in range(count):
+        examples.append({name: values[n : n + 1] for name, values in arrays.items()})
     times = []
     for example in [*examples[:WARM_UP], *examples]:
         began = time.perf_counter()

@@ -146,6 +146,11 @@ def make_conversion_plan(plan: Plan) -> Plan:
 
 def make_format_table(formats: Sequence[FormatExported]) -> dict[str, list[object]]:
     """Returns a table for MLflow's UI: column names and rows."""
-    keys = list(dict.fromkeys(key for each in formats for key in each.values))
-    rows = [[each.name, each.error or "good", *(each.values.get(key) for key in keys), each.split] for each in formats]
-    return {"columns": ["format", "result", *keys, "split"], "data": list(rows)}
+    keys: dict[str, None] = {}
+    for exported in formats:
+        keys |= dict.fromkeys(exported.values)
+    rows: list[object] = []
+    for exported in formats:
+        values = [exported.values.get(key) for key in keys]
+        rows.append([exported.name, exported.error or "good", *values, exported.split])
+    return {"columns": ["format", "result", *keys, "split"], "data": rows}

@@ -196,25 +196,27 @@ def list_swept_values(override: Override) -> list[str]:
 
 def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the words of jobs: first with the first value of each swept key, then with one other value at a time."""
-    overrides = CommandWords(words).parsed
-    values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
-
-    def replace(chosen: Mapping[int, str]) -> list[str]:
-        return [f"{overrides[n].key_or_group}={chosen[n]}" if n in chosen else word for n, word in enumerate(words)]
-
-    first = {n: each[0] for n, each in values.items()}
-    yield replace(first)
-    others = [{**first, n: value} for n, each in values.items() for value in each[1:]]
-    yield from map(replace, others[: MAX_COMPOSED - 1])
+    values = {}
+    for n, override in enumerate(CommandWords(words).parsed):
+        if override.is_sweep_override():
+            values[n] = [f"{override.key_or_group}={value}" for value in list_swept_values(override)]
+    first = list(words)
+    for n, choices in values.items():
+        first[n] = choices[0]
+    jobs = [first]
+    for n, choices in values.items():
+        for choice in choices[1:]:
+            jobs.append([*first[:n], choice, *first[n + 1 :]])
+    yield from jobs[:MAX_COMPOSED]
 
 
 def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the values that can change a stage's result, as text with secrets masked."""
-    return {
-        key: json.dumps(mask_secrets(value), default=str)
-        for key, value in flatten_config(config).items()
-        if key in KEPT_OF_TRACKING or not is_under(key, ("tracking", *IGNORED))
-    }
+    settings = {}
+    for key, value in flatten_config(config).items():
+        if key in KEPT_OF_TRACKING or not is_under(key, ("tracking", *IGNORED)):
+            settings[key] = json.dumps(mask_secrets(value), default=str)
+    return settings
 
 
 def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,17 +275,24 @@ def make_key(
     for config in configs:
         for name, file in find_code(config, search).items():
             code[name] = file.digest
-            names |= {each.partition(".")[0] for each in file.imports}
+            names |= {module.partition(".")[0] for module in file.imports}
         data += find_data_files(config.get("dataset") or {})
-        if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
+        weights = config.get("weights")
+        if isinstance(weights, str) and Path(weights).is_file():
             data.append(weights)
     for flag in stage.command.data_flags:
         if flag in values:
             data += list_data_files(str(values[flag]))
-    settings = {"command": stage.command.name, **own, **(composition.settings if composition else {})}
+    settings = {"command": stage.command.name, **own}
     own_modules = {name.partition("/")[0].removesuffix(".py") for name in code}
-    wanted = {*(PACKAGES if composition else ()), *find_packages(names - own_modules)}
-    packages = {name: each.identity for name, each in read_packages().items() if name.lower() in wanted}
+    wanted = find_packages(names - own_modules)
+    if composition:
+        settings |= composition.settings
+        wanted |= set(PACKAGES)
+    packages = {}
+    for name, package in read_packages().items():
+        if name.lower() in wanted:
+            packages[name] = package.identity
     parts = (settings, group_by_folder(digest_files(data)), code, packages)
     return dict(zip(CATEGORIES, parts, strict=True))
 
@@ -295,21 +304,28 @@ list_distributions = cache(packages_distributions)
 
 def find_packages(modules: Iterable[str]) -> set[str]:
     """Returns the installed packages that provide these top-level modules, in lower case."""
-    others = {each for each in modules if each not in sys.stdlib_module_names and each != "scaleflow"}
-    known = {name.lower() for name in read_packages()}
-    found = {each.lower() for each in others if each.lower() in known}
-    unknown = {each for each in others if each.lower() not in known}
-    if unknown:
-        found |= {name.lower() for each in unknown for name in list_distributions().get(each, ())}
-    return found
+    installed = {name.lower() for name in read_packages()}
+    packages = set()
+    for module in modules:
+        if module in sys.stdlib_module_names or module == "scaleflow":
+            continue
+        if module.lower() in installed:
+            packages.add(module.lower())
+        else:  # the package has another name
+            packages |= {name.lower() for name in list_distributions().get(module, ())}
+    return packages
 
 
 def explain_change(before: StageKey, now: StageKey) -> str:
     """Returns the first difference between two keys as text; empty if they are equal."""
-    old, new = (
-        record_parts(*(key.get(part, {}) for part in ("code", "data", "settings", "packages"))) for key in (before, now)
-    )
-    return next(map(str, compare(old, new, PARTS)), "")
+    for difference in compare(to_record(before), to_record(now), PARTS):
+        return str(difference)
+    return ""
+
+
+def to_record(key: StageKey) -> Any:
+    """Returns a key as a record of provenance, which can be compared."""
+    return record_parts(key.get("code", {}), key.get("data", {}), key.get("settings", {}), key.get("packages", {}))
 
 
 #: Decisions about a stage: reuse its result, run it, skip it (its condition is false), leave it out (by `--only`).

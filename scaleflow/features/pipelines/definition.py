@@ -115,14 +115,20 @@ class DeclaredPipeline:
         if unknown:
             hint = suggest(unknown[0], [*self.stages, *members])
             raise ConfigError(f"{flag} {unknown[0]}: there is no such stage{hint} ({', '.join(self.stages)})")
-        return [each for name in names for each in ([name] if name in self.stages else members[name])]
+        selected: list[str] = []
+        for name in names:
+            if name in self.stages:
+                selected.append(name)
+            else:
+                selected += members[name]
+        return selected
 
     def find_dependents(self, name: str) -> set[str]:
         """Returns all stages that need this one, directly or through others."""
         found = {name}
-        for each, needs in self.needs.items():  # in running order
+        for other, needs in self.needs.items():  # in running order
             if needs & found:
-                found.add(each)
+                found.add(other)
         return found - {name}
 
 
@@ -258,28 +264,41 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
     if command is None:
         hint = suggest(section["command"], known)
         raise ConfigError(f"command: {section['command']}: is no command of a stage{hint} ({', '.join(known)})")
-    for each in section:
-        if each not in command.keys:
-            hint = suggest(str(each), command.keys)
-            raise ConfigError(f"{each}: is no key of {command.name}{hint} ({', '.join(command.keys)})")
-    for each in command.required:
-        if section.get(each) is None:
-            raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
-    own = {str(each): value for each, value in section.items() if each not in COMMON_KEYS and value is not None}
+    check_section(command, section)
+    own = {str(name): value for name, value in section.items() if name not in COMMON_KEYS and value is not None}
     check_stage_keys(command, own)
     after = resolve_now("after", section.get("after") or [], values)
-    when = section.get("when")
     after = tuple(map(str, after if isinstance(after, list) else [after]))
-    condition = None if when is None else StageCondition(str(when))
-    if condition is not None and not condition.interpolations and not condition.holds([]):
-        raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
+    condition = read_condition(section.get("when"))
     make = partial(Stage, command=command, values=own, after=after, condition=condition, line=line)
     if section.get("foreach") is None:
         return {key: make(key, variables={})}
-    stages = [
-        make(".".join([key, *map(str, v.values())]), variables=v) for v in list_members(section["foreach"], values)
-    ]
-    return {stage.name: stage for stage in stages}
+    stages = {}
+    for variables in list_members(section["foreach"], values):
+        name = ".".join([key, *map(str, variables.values())])
+        stages[name] = make(name, variables=variables)
+    return stages
+
+
+def check_section(command: StageCommand, section: Mapping[Any, Any]) -> None:
+    """Raises ConfigError if a stage has keys that its command does not take, or lacks one that it needs."""
+    for name in section:
+        if name not in command.keys:
+            hint = suggest(str(name), command.keys)
+            raise ConfigError(f"{name}: is no key of {command.name}{hint} ({', '.join(command.keys)})")
+    for name in command.required:
+        if section.get(name) is None:
+            raise ConfigError(f"{name}: is missing; {command.name} needs {', '.join(command.required)}")
+
+
+def read_condition(when: Any) -> StageCondition | None:
+    """Returns the condition of a stage; None if it has none. Raises ConfigError if it is never true."""
+    if when is None:
+        return None
+    condition = StageCondition(str(when))
+    if not condition.interpolations and not condition.holds([]):
+        raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
+    return condition
 
 
 def check_stage_keys(command: StageCommand, values: dict[str, Any]) -> None:

@@ -107,6 +107,13 @@ def is_existing_path(text: str) -> bool:
 
 def list_texts(value: Any) -> list[str]:
     """Returns all strings in a JSON value, including nested ones."""
-    if isinstance(value, Mapping | list):
-        return [text for each in (value.values() if isinstance(value, Mapping) else value) for text in list_texts(each)]
-    return [value] if isinstance(value, str) else []
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return []
+    texts: list[str] = []
+    for item in value:
+        texts += list_texts(item)
+    return texts

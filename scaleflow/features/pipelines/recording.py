@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, 
     """Returns column and row of each stage. A stage is to the right of all stages it needs."""
     columns: dict[str, int] = {}
     for name, before in needs.items():  # in running order
-        columns[name] = 1 + max((columns[each] for each in before), default=-1)
+        columns[name] = 1 + max((columns[other] for other in before), default=-1)
     rows: dict[int, int] = {}
     cells = {}
     for name, column in columns.items():
@@ -82,7 +83,7 @@ STAGE_TAG = "scaleflow.stage"
 #: Maximum number of metrics per stage in the table, of characters in the description's table, and of characters shown
 #: of an id.
 MAX_SHOWN = 3
-LONGEST_TABLE = 6000
+MAX_TABLE = 6000
 SHORT = 8
 
 #: Address of a version of a registered model.
@@ -99,13 +100,25 @@ def format_seconds(record: StageRecord) -> str:
 def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> list[list[str]]:
     """Returns the table of results: a header, then a row per stage."""
     rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
-    for each in stages:
-        outputs = each.outputs
-        own = RunFolder(ledger.find_folder(each.name, each.record.attempt)).read_record()
-        data = [f"{name} {digest}" for name, digest in list_stage_data(each.record)] if outputs else []
-        about = [each.name, each.stage.command.name, each.state or "waiting", format_seconds(each.record)]
-        ids = [str(known.get(key) or "") for known, key in ((outputs, "run_id"), (outputs, "model"), (own, "run_id"))]
-        rows.append([*about, summarize_outputs(each.stage, outputs), *ids[:2], ", ".join(data), ids[2]])
+    for progress in stages:
+        outputs = progress.outputs
+        own_record = RunFolder(ledger.find_folder(progress.name, progress.record.attempt)).read_record()
+        data = []
+        if outputs:
+            data = [f"{name} {digest}" for name, digest in list_stage_data(progress.record)]
+        rows.append(
+            [
+                progress.name,
+                progress.stage.command.name,
+                progress.state or "waiting",
+                format_seconds(progress.record),
+                summarize_outputs(progress.stage, outputs),
+                str(outputs.get("run_id") or ""),
+                str(outputs.get("model") or ""),
+                ", ".join(data),
+                str(own_record.get("run_id") or ""),
+            ]
+        )
     return rows
 
 
@@ -115,9 +128,13 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     if own:
         return own
     metrics: Mapping[str, Any] = outputs.get("metrics") or {}
-    first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
-    chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MAX_SHOWN]
-    return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
+    names = [name for name in metrics if name.startswith("test/")]
+    if not names:
+        names = [name for name in metrics if "/" not in name]
+    if not names:
+        names = list(metrics)
+    shown = [name for name in names if not name.endswith(("_low", "_high"))][:MAX_SHOWN]
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)
 
 
 def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
@@ -126,65 +143,80 @@ def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
     events = EventReader(RunFolder(Path(folder)).events).read() if folder else ()
     for event in events:
         if isinstance(event, DatasetDescribed):
-            return [(f"{event.name} {split}", str(each["digest"])) for split, each in event.splits.items()]
-    return [*record.key["data"].items()]
+            return [(f"{event.name} {split}", str(facts["digest"])) for split, facts in event.splits.items()]
+    return list(record.key["data"].items())
 
 
 def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) -> str:
     """Returns the Markdown description of a pipeline's run: its results with links to runs and models."""
     head, *rest = rows
-    linked = [
-        [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
-        for row in rest
-    ]
-    counts = {state: sum(row[2] == state for row in rest) for state in dict.fromkeys(row[2] for row in rest)}
+    table = [head[:-1]]
+    states: Counter[str] = Counter()
+    for stage, command_name, state, seconds, results, run_id, model, data, own_run_id in rest:
+        states[state] += 1
+        links = [link_run(run_id), link_model(model)]
+        table.append(
+            [link_run(own_run_id, stage), command_name, state, seconds, results, *links, shorten_digests(data)]
+        )
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
     parts = [
-        f"**{status}.** Stages: {', '.join(f'{count} {state}' for state, count in counts.items())}",
-        format_long_table([head[:8], *linked], LONGEST_TABLE, "and {} more stages, in the artifact results.csv"),
+        f"**{status}.** Stages: {counts}",
+        format_long_table(table, MAX_TABLE, "and {} more stages, in the artifact results.csv"),
         "The artifact stages.yaml has the command, the data, the code and the packages of each stage.",
         f"The command:\n\n{format_code_block('sh', command)}",
     ]
     return join_parts(parts)
 
 
+def shorten_digests(text: str) -> str:
+    """Returns a text with the first eight characters of each digest."""
+    return DIGEST.sub(r"\1", text)
+
+
 def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[str, Any], command: str) -> str:
     """Returns the description of a stage's run if its command records none. `text`: its results, or why it failed."""
     links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
     about = " ".join(filter(None, links))
-    parts = [f"**{status}**: stage {name}{f': {text}' if text else ''}", f"About {about}" if about else ""]
-    return join_parts([*parts, f"The command:\n\n{format_code_block('sh', command)}"])
+    first = f"**{status}**: stage {name}"
+    if text:
+        first += f": {text}"
+    return join_parts([first, f"About {about}" if about else "", f"The command:\n\n{format_code_block('sh', command)}"])
 
 
 def link_run(run_id: str, text: str = "") -> str:
     """Returns a Markdown link to a run's page, relative to the store's pages; only the text without a run."""
-    return f"[{text or run_id[:SHORT]}](#/runs/{run_id})" if run_id else text
+    if not run_id:
+        return text
+    return f"[{text or run_id[:SHORT]}](#/runs/{run_id})"
 
 
 def link_model(uri: str) -> str:
     """Returns a link to the page of a registered version. For a logged model, returns its short id without a link."""
-    found = VERSION.fullmatch(uri)
-    if found:
-        return f"[{found[1]} v{found[2]}](#/models/{found[1]}/versions/{found[2]})"
+    version = VERSION.fullmatch(uri)
+    if version:
+        name, number = version.groups()
+        return f"[{name} v{number}](#/models/{name}/versions/{number})"
     return uri.removeprefix("models:/")[: SHORT + 2]
 
 
 def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config_dirs: tuple[str, ...]) -> Path:
     """Writes `stages.yaml`: each stage's resolved keys, command line, results and ingredients."""
     written: dict[str, Any] = {}
-    for each in stages:
-        command = each.stage.command
-        decision = each.decision
-        record = each.record
-        known: dict[str, Any] = {"command": command.name, "state": each.state or "not run"}
-        known |= {"why": decision.why, **decision.values}
+    for progress in stages:
+        command = progress.stage.command
+        decision = progress.decision
+        record = progress.record
+        entry: dict[str, Any] = {"command": command.name, "state": progress.state or "not run"}
+        entry |= {"why": decision.why, **decision.values}
         if decision.action in (REUSE, RUN):
-            folder = ledger.find_folder(each.name, record.attempt)
+            folder = ledger.find_folder(progress.name, record.attempt)
             words = command.make_words(decision.values, folder, config_dirs)
-            known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
-            known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
-            known |= {"made_of": {part: dict(those) for part, those in record.key.items() if part != "settings"}}
-            known |= {"splits": dict(list_stage_data(record)) if command.has_own_run else {}}
-        written[each.name] = {key: value for key, value in known.items() if value not in ("", {}, [])}
+            entry["line"] = shlex.join(["scaleflow", *words])
+            entry["outputs"] = drop_rare(record.outputs)
+            entry["seconds"] = round((record.ended or record.began) - record.began, 1)
+            entry["made_of"] = {part: dict(facts) for part, facts in record.key.items() if part != "settings"}
+            entry["splits"] = dict(list_stage_data(record)) if command.has_own_run else {}
+        written[progress.name] = {key: value for key, value in entry.items() if value not in ("", {}, [])}
     path = ledger.run_folder / "stages.yaml"
     path.write_text(yaml.safe_dump(mask_secrets(written), sort_keys=False, width=120))
     return path
@@ -204,6 +236,7 @@ def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset
     """Writes `graph.svg`, the graph of stages with states and times."""
     path = folder / "graph.svg"
     partial = folder / f".{os.getpid()}.svg"
-    partial.write_text(draw_stages(needs, {each.name: each for each in stages}), encoding="utf-8")
+    by_name = {progress.name: progress for progress in stages}
+    partial.write_text(draw_stages(needs, by_name), encoding="utf-8")
     partial.replace(path)
     return path

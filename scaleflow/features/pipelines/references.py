@@ -147,7 +147,12 @@ def resolve_values(
 
 def flatten_list(value: Any) -> list[Any]:
     """Returns a list with nested lists flattened."""
-    return [each for item in value for each in flatten_list(item)] if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        return [value]
+    flat: list[Any] = []
+    for item in value:
+        flat += flatten_list(item)
+    return flat
 
 
 class StageCondition:
@@ -165,8 +170,8 @@ class StageCondition:
     def __init__(self, text: str) -> None:
         self.interpolations: list[str] = []
 
-        def replace(found: re.Match[str]) -> str:
-            self.interpolations.append(found[0])
+        def replace(match: re.Match[str]) -> str:
+            self.interpolations.append(match[0])
             return f" _{len(self.interpolations) - 1} "
 
         self._text = text
@@ -218,11 +223,12 @@ class StageCondition:
                 value = self._evaluate(part, values)
                 return not value if isinstance(op, ast.Not) else -value
             case ast.Compare(left=left, ops=ops, comparators=others):
-                sides = [self._evaluate(each, values) for each in (left, *others)]
+                sides = [self._evaluate(side, values) for side in (left, *others)]
                 try:
-                    return all(
-                        COMPARISONS[type(op)](*pair) for op, pair in zip(ops, itertools.pairwise(sides), strict=True)
-                    )
+                    for comparison, pair in zip(ops, itertools.pairwise(sides), strict=True):
+                        if not COMPARISONS[type(comparison)](*pair):
+                            return False
+                    return True
                 except TypeError:
                     raise self._refuse(f"{sides[0]!r} and {sides[1]!r} do not compare") from None
             case ast.Constant(value=value):

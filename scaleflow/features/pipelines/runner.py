@@ -140,7 +140,7 @@ class StageProcess:
                     self.answer = json.loads(line)
 
 
-def end_left_process(identity: Sequence[float]) -> None:
+def end_orphaned_process(identity: Sequence[float]) -> None:
     """Terminates a stage's process left by a killed pipeline, if it is still alive, and waits for its end."""
     pid = int(identity[0])
     began = float(identity[1])
@@ -232,7 +232,7 @@ class PipelineRunner:
         """Cleans up after a command that was killed or could not reach its store, so that no run stays RUNNING."""
         for name, record in self._ledger.records.items():
             if record.process is not None:
-                end_left_process(record.process)
+                end_orphaned_process(record.process)
             if record.status == "RUNNING":
                 record.status = "KILLED"
                 record.reason = "the pipeline was killed"
@@ -317,9 +317,12 @@ class PipelineRunner:
         if command is TRAIN and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = command.make_words(values, folder, dirs)
-        if "trust" in command.flags and (made := self._decider.find_folder_of_run(str(values["run"]))):
-            config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
-            words += [word for module in list_own_modules(config) for word in ("--trust", module)]
+        if "trust" in command.flags:
+            run_folder = self._decider.find_folder_of_run(str(values["run"]))
+            if run_folder:  # a run of this pipeline, whose code is the user's own
+                config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(run_folder).config), resolve=False)
+                for module in list_own_modules(config):
+                    words += ["--trust", module]
         return words
 
     def _open_stage_run(self, name: str, words: Sequence[str], folder: Path, tags: Mapping[str, str]) -> CommandRun:
@@ -464,17 +467,23 @@ class PipelineRunner:
     def list_rows(self) -> list[tuple[str, str]]:
         """Returns the summary at the end, as (label, text): each stage's result, the folder, and links to the run."""
         rows = []
-        for each in self.stages:
-            said = (each.state or "not run", each.reason or summarize_outputs(each.stage, each.outputs))
-            rows.append((each.name, "  ".join(filter(None, said))))
+        for progress in self.stages:
+            text = progress.state or "not run"
+            details = progress.reason or summarize_outputs(progress.stage, progress.outputs)
+            if details:
+                text += f"  {details}"
+            rows.append((progress.name, text))
         rows.append(("output", os.path.relpath(self._ledger.folder)))
-        rows += self._parent.describe_links() if self._parent else ()
-        return rows if self.status == "FINISHED" else [*rows, ("go on", "the same command again")]
+        if self._parent:
+            rows += self._parent.describe_links()
+        if self.status != "FINISHED":
+            rows.append(("go on", "the same command again"))
+        return rows
 
     def describe(self) -> dict[str, Any]:
         """Returns the answer for `--json`."""
-        stages = {
-            each.name: {"status": each.state or "not run", "reason": each.reason or None, **each.outputs}
-            for each in self.stages
-        }
+        stages = {}
+        for progress in self.stages:
+            status = {"status": progress.state or "not run", "reason": progress.reason or None}
+            stages[progress.name] = {**status, **progress.outputs}
         return {"status": self.status, "folder": os.path.abspath(self._ledger.folder), "stages": stages}  # noqa: PTH100

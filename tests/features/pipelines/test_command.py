@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from scaleflow.features.pipelines.runner import end_left_process
+from scaleflow.features.pipelines.runner import end_orphaned_process
 from scaleflow.runs.folder import read_json
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
@@ -80,9 +80,9 @@ def read_statuses(folder: Path) -> dict[str, str]:
 def test_a_process_that_a_killed_pipeline_left_is_ended_and_no_other_one() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         began = psutil.Process(process.pid).create_time()
-        end_left_process((process.pid, began - 5))
+        end_orphaned_process((process.pid, began - 5))
         assert process.poll() is None
-        end_left_process((process.pid, began))
+        end_orphaned_process((process.pid, began))
         assert process.wait(60) == -signal.SIGTERM
 
 

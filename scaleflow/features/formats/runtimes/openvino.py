@@ -29,11 +29,16 @@ def open_openvino(path: Path) -> Compute:
     import openvino
 
     model = openvino.Core().compile_model(str(path), "CPU", OPTIONS)
-    used = {name for each in model.inputs for name in each.names}
+    used: set[str] = set()
+    for port in model.inputs:
+        used |= set(port.names)
 
     def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
-        values = model({name: each for name, each in arrays.items() if name in used})
-        return {name: value for port, value in values.items() for name in port.names}
+        values = model({name: array for name, array in arrays.items() if name in used})
+        named: dict[str, Any] = {}
+        for port, value in values.items():
+            named |= dict.fromkeys(port.names, value)
+        return named
 
     return compute
 
