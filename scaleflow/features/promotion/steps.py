@@ -166,7 +166,7 @@ def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple
     if not name:
         raise ConfigError("--model: name the registered model whose champion this model may become")
     added = [quote_override("promotion.model", name)]
-    if known is None and not any(each.startswith("promotion=") for each in words.overrides):
+    if known is None and not any(override.startswith("promotion=") for override in words.overrides):
         added = ["promotion=champion", *added]
     return replace(words, overrides=[*added, *words.overrides]), name
 
@@ -234,47 +234,67 @@ class Candidate:
     def decide(self, is_dry: bool) -> PromotionOutcome:
         """Decides and, unless it is a dry run, carries the decision out. The alias moves last."""
         registry = self.tracker.open_registry(self.name)
-        learned = read_learned_state(self.logged / "data")
-        for each in () if self.on else learned.schema.get("together", ()):
-            self.display.show_event(Note(f"the candidate's data: {each['text']}"))
+        self.show_doubts_about_data()
         floors = [*self.check_floors(), *self.check_answers()]
-        predictions: tuple[Predictions, Array] | None = None
         smoke: SmokeTest | None = None
         for _ in range(TRIES):
             champion = registry.find_champion()
-            conditions = []
+            if champion is not None and registry.find_model(champion) == self.run.model.model_id:
+                return self.confirm_champion(registry, champion, is_dry)
+            conditions: list[Condition] = []
             comparison = None
             if champion is not None:
-                if registry.find_model(champion) == self.run.model.model_id:
-                    if not is_dry:  # completes a command that was killed
-                        registry.remove_challenger(champion)
-                        self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
-                    decision = Decision([Condition(ALREADY, True)])
-                    return PromotionOutcome(self.run, self.name, champion, version=champion, decision=decision)
-                predictions = predictions or self.read_predictions()
-                other, is_seen = self.predict_with(champion, predictions[0])
-                is_seen = predictions[1] | is_seen
-                on = Path(self.on).name
-                comparison = compare_models(predictions[0], other, is_seen, options=self.options, on=on)
-                conditions.append(describe_comparison(comparison, self.options))
-                conditions += check_skills(predictions[0], other, is_seen)
-            finite = self.check_finite(None if predictions is None else predictions[0])
-            conditions += [] if finite is None else [finite]
-            policy = self.run.params.get("resolved.precision", "float32")
-            smoke = smoke or check_served_model(
-                self.logged, self.options, policy, folder=self.folder, begin_phase=self.display.begin_phase
-            )
+                comparison, conditions = self.compare_with(champion)
+            finite = self.check_finite(None if self.predictions is None else self.predictions[0])
+            if finite is not None:
+                conditions.append(finite)
+            smoke = smoke or self.serve()
             self.stop.check()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
-            found = PromotionOutcome(self.run, self.name, champion, version=None, decision=decision)
+            outcome = PromotionOutcome(self.run, self.name, champion, version=None, decision=decision)
             if is_dry:
-                return found
+                return outcome
             self.display.begin_phase("recording the decision in MLflow")
-            done = carry_out_decision(registry, self.tracker, found, folder=self.folder)
-            if done is not None:
-                return done
+            recorded = carry_out_decision(registry, self.tracker, outcome, folder=self.folder)
+            if recorded is not None:
+                return recorded
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
+        )
+
+    def show_doubts_about_data(self) -> None:
+        """Shows findings about rows that belong together in the data of the candidate's run."""
+        learned = read_learned_state(self.logged / "data")
+        if self.on:  # then the models are compared on other data
+            return
+        for finding in learned.schema.get("together", ()):
+            self.display.show_event(Note(f"the candidate's data: {finding['text']}"))
+
+    def confirm_champion(self, registry: ChampionRegistry, version: str, is_dry: bool) -> PromotionOutcome:
+        """Returns the outcome for a candidate that is the champion. Completes a command that was killed."""
+        if not is_dry:
+            registry.remove_challenger(version)
+            self.tracker.set_tags({DECISION: f"{self.name}, version {version}: champion"})
+        decision = Decision([Condition(ALREADY, True)])
+        return PromotionOutcome(self.run, self.name, version, version=version, decision=decision)
+
+    def compare_with(self, champion: str) -> tuple[ScoreComparison, list[Condition]]:
+        """Compares the candidate with version `champion`. Returns the comparison and its conditions."""
+        if self.predictions is None:
+            self.predictions = self.read_predictions()
+        candidate, seen_by_candidate = self.predictions
+        other, seen_by_champion = self.predict_with(champion, candidate)
+        is_seen = seen_by_candidate | seen_by_champion
+        comparison = compare_models(candidate, other, is_seen, options=self.options, on=Path(self.on).name)
+        conditions = [describe_comparison(comparison, self.options)]
+        conditions += check_skills(candidate, other, is_seen)
+        return comparison, conditions
+
+    def serve(self) -> SmokeTest:
+        """Serves the candidate's logged model and sends it requests."""
+        policy = self.run.params.get("resolved.precision", "float32")
+        return check_served_model(
+            self.logged, self.options, policy, folder=self.folder, begin_phase=self.display.begin_phase
         )
 
     def check_finite(self, predictions: Predictions | None) -> Condition | None:
