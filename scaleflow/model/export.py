@@ -84,8 +84,9 @@ class Parts:
 
 def remove_wide_scaling(model: keras.Model) -> keras.Model:
     """Returns the model without the final operations that scale float64 outputs to their unit (`Outputs.dtype`)."""
-    has_wide = any(tensor.dtype == "float64" for tensor in model.outputs)
-    if not has_wide or private.find_functional(model) is not model:
+    if private.find_functional(model) is not model:  # a subclass, which has no graph
+        return model
+    if all(tensor.dtype != "float64" for tensor in model.outputs):
         return model
 
     def find_scaled(tensor: Any) -> Any:
@@ -341,8 +342,8 @@ def write_model(
     write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {
         "arguments": label_leaves(inputs),  # input name -> argument of the SavedModel's signatures
-        "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
-        "outputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.model_shape]}, outputs),
+        "inputs": map_leaves(lambda leaf: {"dtype": leaf.dtype, "shape": [-1, *leaf.shape]}, inputs),
+        "outputs": map_leaves(lambda leaf: {"dtype": leaf.dtype, "shape": [-1, *leaf.model_shape]}, outputs),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
@@ -356,17 +357,21 @@ def use_first_copies(model: keras.Model) -> Iterator[None]:
     TensorFlow cannot save a function that assigns to mirrored variables, for example a layer that draws random
     numbers. The random generators have their old state again after the block.
     """
-    found = [(each, private.read_stored(each)) for each in model.variables]
-    mirrored = [(each, value, first) for each, value in found if (first := find_first_copy(value)) is not None]
-    seeds = [each for each in model.non_trainable_variables if each.name == "seed_generator_state"]
-    states = [keras.ops.convert_to_numpy(each) for each in seeds]
+    mirrored = []
+    for variable in model.variables:
+        stored = private.read_stored(variable)
+        first = find_first_copy(stored)
+        if first is not None:
+            mirrored.append((variable, stored, first))
+    seeds = [variable for variable in model.non_trainable_variables if variable.name == "seed_generator_state"]
+    states = list(map(keras.ops.convert_to_numpy, seeds))
     try:
         for variable, _, first in mirrored:
             private.store_variable(variable, first)
         yield
     finally:
-        for variable, value, _ in mirrored:
-            private.store_variable(variable, value)
+        for variable, stored, _ in mirrored:
+            private.store_variable(variable, stored)
         for seed, state in zip(seeds, states, strict=True):
             seed.assign(state)
 
@@ -384,7 +389,7 @@ def digest_weights(model: keras.Model) -> str:
 def make_input_specs(inputs: InputStructure) -> Any:
     """Returns the `tf.TensorSpec` of each input, with a name that is valid in a signature."""
     names = label_leaves(inputs)
-    return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
+    return map_named(lambda key, leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype, name=names[key]), inputs)
 
 
 def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Collection[str] = ()) -> None:
@@ -394,7 +399,8 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Co
 
     def to_plain(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if name in pictures:
-            return np.array([base64.b64encode(tf.io.encode_png(each).numpy()).decode() for each in values[:2]])
+            files = [tf.io.encode_png(picture).numpy() for picture in values[:2]]
+            return np.array([base64.b64encode(file).decode() for file in files])
         return to_numpy_strings(values[:2]) if described[name].dtype == "string" else values[:2]
 
     examples = name_leaves(map_named(to_plain, batch))
@@ -433,11 +439,11 @@ def write_saved_model(
     compute = add_parts(archive, model, parts, specs=specs)
     serve: Callable[[Any], Any] = compute
     if decoders:
-        specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, parts.inputs))
+        specs = make_input_specs(map_named(lambda name, leaf: PICTURE if name in decoders else leaf, parts.inputs))
         decode = make_batch_decoder(parts.inputs, decoders)
-        pictures = {name: each for name, each in name_leaves(specs).items() if name in decoders}
+        pictures = {name: spec for name, spec in name_leaves(specs).items() if name in decoders}
         archive.add_endpoint("decode", decode, input_signature=[pictures.get("", pictures)])
-        serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
+        serve = chain(lambda inputs: replace_pictures(inputs, decode, decoders), compute)
     for name, answer in make_signatures(outputs).items():
         archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
     with private.hide_default_signatures():
@@ -454,19 +460,20 @@ def make_batch_decoder(
         spec = tf.TensorSpec(described[name].shape, described[name].dtype)
         return tf.map_fn(decoders[name], pictures, fn_output_signature=spec)
 
-    return lambda pictures: (
-        {name: decode_leaf(name, each) for name, each in pictures.items()}
-        if isinstance(pictures, Mapping)
-        else decode_leaf("", pictures)
-    )
+    def decode(pictures: Any) -> Any:
+        if isinstance(pictures, Mapping):
+            return {name: decode_leaf(name, batch) for name, batch in pictures.items()}
+        return decode_leaf("", pictures)
+
+    return decode
 
 
-def replace_pictures(given: Any, decode: Callable[[Any], Any], names: Collection[str]) -> Any:
+def replace_pictures(inputs: Any, decode: Callable[[Any], Any], names: Collection[str]) -> Any:
     """Decodes the inputs `names`, and leaves all others unchanged."""
-    if not isinstance(given, Mapping):
-        return decode(given)
-    decoded = decode({name: each for name, each in name_leaves(given).items() if name in names})
-    return map_named(lambda name, each: decoded.get(name, each), given)
+    if not isinstance(inputs, Mapping):
+        return decode(inputs)
+    decoded = decode({name: tensor for name, tensor in name_leaves(inputs).items() if name in names})
+    return map_named(lambda name, tensor: decoded.get(name, tensor), inputs)
 
 
 def keras_file_fault(model: keras.Model) -> str | None:
@@ -490,13 +497,13 @@ def add_preprocessing(
         raw = [named[name] for name in names]
         if len(names) == 1 or not layer.name.endswith(PREPROCESSING):
             # Nest the preprocessing in a model, because one of its layers may have the model's name.
-            nested_raw = [keras.Input(each.shape[1:], dtype=each.dtype) for each in raw]
+            nested_raw = [keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in raw]
             own = f"_{labels[names[0]]}" if len(names) == 1 and names[0] else ""
-            made = apply_layer(layer, nested_raw)
-            found = keras.Model(nested_raw, made, name=f"{model.name}{own}{PREPROCESSING}")(raw)
+            nested = keras.Model(nested_raw, apply_layer(layer, nested_raw), name=f"{model.name}{own}{PREPROCESSING}")
+            preprocessed = nested(raw)
         else:
-            found = layer(raw)
-        named.update(zip(names, found, strict=True))
+            preprocessed = layer(raw)
+        named.update(zip(names, preprocessed, strict=True))
     return keras.Model(raws, model(map_named(lambda name, _: named[name], raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 
 

@@ -78,18 +78,20 @@ class CachedGpt:
         self._window = window
         self._tokens = tf.constant(layer("tokens").embeddings)
         self._positions = tf.constant(layer("positions").embeddings)
-        self._blocks = [
-            (
-                take_norm(layer(f"block{number}_norm1")),
-                join_dense(attention),
-                take_dense(attention.output_dense, rows=self._heads * self._width),
-                take_norm(layer(f"block{number}_norm2")),
-                take_dense(layer(f"block{number}_feed1")),
-                take_dense(layer(f"block{number}_feed2")),
+        self._blocks = []
+        for number, attention in enumerate(attentions, 1):
+            self._blocks.append(
+                (
+                    take_norm(layer(f"block{number}_norm1")),
+                    join_dense(attention),
+                    take_dense(attention.output_dense, rows=self._heads * self._width),
+                    take_norm(layer(f"block{number}_norm2")),
+                    take_dense(layer(f"block{number}_feed1")),
+                    take_dense(layer(f"block{number}_feed2")),
+                )
             )
-            for number, attention in enumerate(attentions, 1)
-        ]
-        self._last_norm, self._outputs = take_norm(layer("norm")), take_dense(layer("outputs"))
+        self._last_norm = take_norm(layer("norm"))
+        self._outputs = take_dense(layer("outputs"))
         empty = tf.zeros([self._heads, window, self._width])
         self._caches = [(tf.Variable(empty), tf.Variable(empty)) for _ in attentions]
         self._known: list[int] = []
@@ -130,13 +132,14 @@ Weights = tuple[tf.Tensor, tf.Tensor]
 
 def take_dense(layer: Any, rows: int | None = None) -> Weights:
     """Returns the kernel of a dense layer, flattened to [in, out], and its bias [out]."""
-    kernel, bias = (tf.cast(tf.convert_to_tensor(each), tf.float32) for each in (layer.kernel, layer.bias))
+    kernel = tf.cast(tf.convert_to_tensor(layer.kernel), tf.float32)
+    bias = tf.cast(tf.convert_to_tensor(layer.bias), tf.float32)
     return tf.reshape(kernel, [rows or kernel.shape[0], -1]), tf.reshape(bias, [-1])
 
 
 def join_dense(attention: Any) -> Weights:
     """Joins the weights of query, key and value of all heads. The query's are scaled by 1 / sqrt(key_dim)."""
-    parts = [take_dense(each) for each in (attention.query_dense, attention.key_dense, attention.value_dense)]
+    parts = [take_dense(layer) for layer in (attention.query_dense, attention.key_dense, attention.value_dense)]
     parts[0] = (parts[0][0] * attention.key_dim**-0.5, parts[0][1] * attention.key_dim**-0.5)
     kernels, biases = zip(*parts, strict=True)
     return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)

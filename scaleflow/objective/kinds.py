@@ -163,13 +163,13 @@ def mean_measure(name: str, values: Values, ignores: bool, finish: Callable[[flo
     """
 
     def sum_examples(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
-        each, _ = values(targets, outputs)
-        return tf.reduce_sum(tf.cast(average_positions(each), tf.float32) * weights)
+        errors, _ = values(targets, outputs)
+        return tf.reduce_sum(tf.cast(average_positions(errors), tf.float32) * weights)
 
     def sum_counted(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
-        each, counted = values(targets, outputs)
-        counts = spread_weights(weights, each) * counted
-        return tf.stack([tf.reduce_sum(tf.cast(each, tf.float32) * counts), tf.reduce_sum(counts)])
+        errors, counted = values(targets, outputs)
+        counts = spread_weights(weights, errors) * counted
+        return tf.stack([tf.reduce_sum(tf.cast(errors, tf.float32) * counts), tf.reduce_sum(counts)])
 
     if ignores:
         return Measure((name,), sum_counted, lambda sums, total: [finish(divide(sums[0], sums[1]))], size=2)
@@ -224,13 +224,13 @@ def balanced_accuracy_measure(name: str, decide: Callable[[Any, Any, Any], Any],
 
     def count_found(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
         true, predicted, counts = decide(targets, outputs, weights)
-        found = tf.cast(tf.equal(true, predicted), tf.float32) * counts
-        return tf.concat([tf.math.unsorted_segment_sum(each, true, classes) for each in (counts, found)], axis=0)
+        hits = tf.cast(tf.equal(true, predicted), tf.float32) * counts
+        return tf.concat([tf.math.unsorted_segment_sum(weighted, true, classes) for weighted in (counts, hits)], axis=0)
 
     def finish(sums: Array, total: float) -> Sequence[float]:
-        counts, found = np.reshape(sums, [2, classes])
+        counts, hits = np.reshape(sums, [2, classes])
         occurs = counts > 0
-        return [float(np.mean(found[occurs] / counts[occurs])) if occurs.any() else float("nan")]
+        return [float(np.mean(hits[occurs] / counts[occurs])) if occurs.any() else float("nan")]
 
     return Measure((name,), count_found, finish, size=2 * classes)
 
@@ -273,7 +273,8 @@ def defaults_for(described: Outputs) -> Defaults:
 
     if described.kind == "regression":
         columns = described.shape[-1] if described.shape else 1
-        targets, outputs = (with_counted(described, each) for each in (lambda t, o: t, lambda t, o: o))
+        targets = with_counted(described, lambda targets, outputs: targets)
+        outputs = with_counted(described, lambda targets, outputs: outputs)
         center = described.scaling[0] if described.scaling else 0.0
         return Defaults(
             squared_error if described.levels is None else make_pinball_loss(described.levels),
@@ -335,7 +336,8 @@ def decide_classes(described: Outputs) -> Decide:
             true = tf.cast(targets, tf.int32)
             predicted = tf.argmax(outputs, axis=-1, output_type=tf.int32)
         else:
-            true, predicted = (tf.cast(each, tf.int32) for each in (tf.cast(targets, tf.float32) > 0.5, outputs > 0))
+            true = tf.cast(tf.cast(targets, tf.float32) > 0.5, tf.int32)
+            predicted = tf.cast(outputs > 0, tf.int32)
         if true.shape.rank > 1:
             weights = tf.repeat(weights, tf.shape(flatten_examples(true))[1])
         if counted is not None:
@@ -445,7 +447,9 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     }
     if described.kind == "regression":
         errors = {"mean_error": absolute_error(valid, outputs), "squared_error": squared_error(valid, outputs)}
-        return sums | {name: average_positions(each, counted) for name, each in errors.items()}
+        for name, of_positions in errors.items():
+            sums[name] = average_positions(of_positions, counted)
+        return sums
     losses = tf.cast(defaults_for(described).loss(valid, outputs), tf.float32)
     if described.kind != "classification":
         is_correct = tf.cast(find_correct(valid, outputs) & ~is_bad, tf.float32)

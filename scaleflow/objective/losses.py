@@ -60,7 +60,7 @@ def find_keras_name(named: Any) -> str | None:
     and outputs (such as `Loss` or `Mean`).
     """
     classes = named.__mro__ if inspect.isclass(named) else [named]
-    names = [each.__name__ for each in classes if is_of_keras(each)]
+    names = [class_.__name__ for class_ in classes if is_of_keras(class_)]
     name = plain_name(names[0]) if names else None
     return None if name in ("loss", "lossfunctionwrapper", "metric", "mean", "meanmetricwrapper", "sum") else name
 

@@ -187,7 +187,8 @@ class MetricRows:
             weights *= counted
         outputs = tf.reshape(outputs, [-1, self.columns])
         if described.kind != "classification":
-            targets, weights = (tf.reshape(each, [-1, self.columns]) for each in (targets, weights))
+            targets = tf.reshape(targets, [-1, self.columns])
+            weights = tf.reshape(weights, [-1, self.columns])
             if self._form == "zeroed" and counted is not None:
                 has_target = tf.reshape(counted, [-1, self.columns]) > 0
                 weights = tf.reduce_max(weights, axis=1)  # 0 if no label or value of the example has a target
@@ -338,7 +339,10 @@ class State:
 
     def finish(self, sums: Array, total: float) -> Sequence[float]:
         """Implements `Measure.finish`."""
-        return [float(value) for result in self.compute(sums).values() for value in np.ravel(result)]
+        values: list[float] = []
+        for result in self.compute(sums).values():
+            values += map(float, np.ravel(result))
+        return values
 
 
 # Checks --------------------------------------------------------------------------------------
@@ -391,7 +395,8 @@ def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) ->
     Raises ConfigError if its state is not additive, or if it ignores the examples' weights.
     """
     whole = rows.draw(sum(TRIED))
-    first, second = [[each[: TRIED[0]] for each in whole], [each[TRIED[0] :] for each in whole]]
+    first = [values[: TRIED[0]] for values in whole]
+    second = [values[TRIED[0] :] for values in whole]
     parts = np.asarray(state.add_up(*first), np.float64) + np.asarray(state.add_up(*second), np.float64)
     if not is_close(state.add_up_both(first, second), parts):
         raise ConfigError(
@@ -409,7 +414,7 @@ def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) ->
         raise ConfigError(
             f"{start}counts examples of weight 0, which fill up a batch; multiply by sample_weight in its update_state"
         )
-    twice = [tf.concat([each, each], axis=0) for each in first]
+    twice = [tf.concat([values, values], axis=0) for values in first]
     if is_weighted and not is_close(results(*twice[:2], twice[2] / 2), results(*first)):
         raise ConfigError(
             f"{start}an example of weight 0.5 does not count half, and the examples of the dataset have weights; if "
@@ -417,9 +422,9 @@ def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) ->
         )
 
 
-def is_close(found: Any, wanted: Any) -> bool:
+def is_close(computed: Any, wanted: Any) -> bool:
     """Returns whether sums in float32 are equal except for rounding."""
-    return np.allclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return np.allclose(computed, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 # Names and directions ------------------------------------------------------------------------
@@ -453,8 +458,11 @@ def name_results(described: Outputs, start: str, name: str, results: Mapping[str
             raise ConfigError(f"{start}its result has shape {shape}; expected one number, or one for each class")
         size = math.prod(shape)
         is_named = described.names is not None and len(described.names) == size > 1
-        each = described.names if is_named and described.names else [str(index) for index in range(size)]
-        names += [prefix] if size == 1 else [f"{prefix}/{part}" for part in each]
+        if size == 1:
+            names.append(prefix)
+            continue
+        parts = described.names if is_named and described.names else list(map(str, range(size)))
+        names += [f"{prefix}/{part}" for part in parts]
     return tuple(names)
 
 
@@ -467,8 +475,8 @@ def find_modes(metric: Any, name: str, names: Sequence[str], start: str) -> dict
     known = find_keras_direction(metric)
     named = find_direction(name)
     if known is None:
-        by_name = {each: named or find_direction(each) for each in names}
-        return {each: mode for each, mode in by_name.items() if mode is not None}
+        by_name = {name: named or find_direction(name) for name in names}
+        return {name: mode for name, mode in by_name.items() if mode is not None}
     if named is not None and named != known:
         larger, smaller = ("smaller", "larger") if known == "max" else ("larger", "smaller")
         raise ConfigError(

@@ -43,9 +43,9 @@ def find_exact_form(metric: Any, target: Target) -> tuple[Finish, bool] | None:
     if any(target.arguments.get(name) is not None for name in GRID_ARGUMENTS):
         return None
     if type(metric) in RATES:
-        wanted, given = RATES[type(metric)]
+        wanted, limited = RATES[type(metric)]
         least = float(metric.value)
-        return lambda tables: [find_best_rate(tables[0], wanted, given, least)], False
+        return lambda tables: [find_best_rate(tables[0], wanted, limited, least)], False
     if type(metric) not in (keras.metrics.AUC, MacroAUC):
         return None
     if metric.summation_method.name != "INTERPOLATION" or metric.label_weights is not None:
@@ -53,7 +53,7 @@ def find_exact_form(metric: Any, target: Target) -> tuple[Finish, bool] | None:
     compute = compute_roc_area if metric.curve.name == "ROC" else compute_average_precision
 
     def finish(tables: Sequence[ScoreTable]) -> list[float]:
-        areas = np.array([compute(each) for each in tables])
+        areas = np.array(list(map(compute, tables)))
         known = areas[~np.isnan(areas)]  # the area is NaN for a class with no positives or no negatives
         return [float(known.mean()) if len(known) else float("nan")]
 

@@ -24,12 +24,12 @@ class MacroScore(keras.metrics.FBetaScore):  # type: ignore[misc]  # keras has n
         self._score = score
 
     def result(self) -> Any:
-        found = self.true_positives
+        hits = self.true_positives
         wrong = self.false_positives
         missed = self.false_negatives
-        parts = {"f1": (2 * found, wrong + missed), "precision": (found, wrong), "recall": (found, missed)}
+        parts = {"f1": (2 * hits, wrong + missed), "precision": (hits, wrong), "recall": (hits, missed)}
         numerator, others = parts[self._score]
-        occurs = found + missed + (0.0 if self._score == "recall" else wrong) > 0
+        occurs = hits + missed + (0.0 if self._score == "recall" else wrong) > 0
         values = ops.divide_no_nan(numerator, numerator + others)
         return ops.divide_no_nan(ops.sum(values), ops.sum(ops.cast(occurs, values.dtype)))
 

@@ -41,8 +41,8 @@ def find_mask_note(model: Any, outputs: Described) -> str | None:
     Some strategies lose a mask. `Outputs.ignore` works with all of them.
     """
     described = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
-    has_positions = any(len(each.shape) > 1 and each.ignore is None for each in described)
-    masked = any(read_mask(each) is not None for each in getattr(model, "outputs", None) or ())
+    has_positions = any(len(output.shape) > 1 and output.ignore is None for output in described)
+    masked = any(read_mask(tensor) is not None for tensor in getattr(model, "outputs", None) or ())
     if not (has_positions and masked):
         return None
     return (
@@ -86,7 +86,7 @@ UNKNOWN_CLASSES = "unknown_classes"
 
 def add_unknown_count(goal: Objective, outputs: Mapping[str, Outputs]) -> Objective:
     """Adds `KNOWN_SHARE` and `UNKNOWN_CLASSES` for outputs whose `Outputs.ignore` marks unknown classes."""
-    measures = [make_unknown_measure(name, each) for name, each in outputs.items()]
+    measures = [make_unknown_measure(name, described) for name, described in outputs.items()]
     return replace(goal, measures=[*goal.measures, *measures])
 
 
@@ -140,8 +140,8 @@ def average_losses(goal: Objective) -> Objective:
 
     def loss(targets: Any, outputs: Any) -> tf.Tensor:
         count = tf.nest.flatten(outputs[MEMBERS])[0].shape[1]
-        apart = tf.nest.map_structure(lambda each: tf.reshape(each, [-1, *each.shape[2:]]), outputs[MEMBERS])
-        repeated = tf.nest.map_structure(lambda each: tf.repeat(each, count, axis=0), targets)
+        apart = tf.nest.map_structure(lambda values: tf.reshape(values, [-1, *values.shape[2:]]), outputs[MEMBERS])
+        repeated = tf.nest.map_structure(lambda values: tf.repeat(values, count, axis=0), targets)
         losses = tf.reshape(goal.loss(repeated, apart), [-1, count])
         return tf.reduce_mean(losses * outputs[SHARES] if SHARES in outputs else losses, axis=1)
 
@@ -176,15 +176,17 @@ def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
 
     def loss(targets: Any, returned: Any) -> tf.Tensor:
         named = name_leaves(returned)
-        for name, each in name_leaves(outputs).items():
-            found = find_activation(named[name]) if each.kind != "regression" and name in named else None
-            if found is not None:
-                _, _, path = found.name.rpartition("while/body/")
+        for name, described in name_leaves(outputs).items():
+            if described.kind == "regression" or name not in named:
+                continue
+            activation = find_activation(named[name])
+            if activation is not None:
+                _, _, path = activation.name.rpartition("while/body/")
                 layers = path.split("/")[:-1]
                 raise ConfigError(
-                    f"model: {label_leaf('outputs', name)} end in {found.type.lower()}"
+                    f"model: {label_leaf('outputs', name)} end in {activation.type.lower()}"
                     f"{f' ({layers[-1]})' if layers else ''}, but the losses and metrics expect logits; remove that "
-                    f"activation (activation='{found.type.lower()}'); predictions give the probabilities"
+                    f"activation (activation='{activation.type.lower()}'); predictions give the probabilities"
                 )
         return goal.loss(targets, returned)
 
@@ -210,8 +212,10 @@ def find_activation(tensor: Any) -> tf.Operation | None:
     if operation.type in FIRST:
         return find_activation(inputs[0])
     if operation.type in SCALED:
-        inputs = [each for each in inputs if each.op.type != "Const"]
+        inputs = [tensor for tensor in inputs if tensor.op.type != "Const"]
     elif operation.type not in JOINED:
         return None
-    found = [find_activation(each) for each in inputs if each.dtype.is_floating]
-    return found[0] if found and all(each is not None for each in found) else None
+    activations = [find_activation(tensor) for tensor in inputs if tensor.dtype.is_floating]
+    if not activations or None in activations:
+        return None
+    return activations[0]

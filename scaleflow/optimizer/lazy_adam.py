@@ -78,8 +78,8 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
         change = new_mean * rate / (tf.sqrt(new_square) + self.epsilon)
         axes = list(range(1, gradient.shape.rank))
         is_used = tf.reduce_any(tf.not_equal(gradient, 0), axis=axes, keepdims=True)
-        old = mean, square, tf.zeros_like(change)
-        new_mean, new_square, change = (
-            tf.where(is_used, *pair) for pair in zip((new_mean, new_square, change), old, strict=True)
+        return (
+            tf.where(is_used, new_mean, mean),
+            tf.where(is_used, new_square, square),
+            tf.where(is_used, change, tf.zeros_like(change)),
         )
-        return new_mean, new_square, change

@@ -135,8 +135,8 @@ def scale_rates(
         variable.assign_sub(variable * tf.cast(amount, variable.dtype) * rate)
 
     def apply_weight_decay(_: object, variables: Sequence[Any]) -> None:
-        found = [(to_tf_variable(variable), find_amounts(variable)) for variable in variables]
-        decayed = [pair for pair in found if pair[1][0]]
+        pairs = [(to_tf_variable(variable), find_amounts(variable)) for variable in variables]
+        decayed = [pair for pair in pairs if pair[1][0]]
         private.merge_call(inner, decay, decayed)
 
     if any(factor != 1 for factor in factors):
@@ -171,13 +171,13 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
 
     def update_averages(_: object, variables: Sequence[Any]) -> None:
         averages = private.list_averages(optimizer)
-        pairs = [(v, averages[find_index(optimizer, v)]) for v in variables]
-        constraints = [each.constraint for each in list_own_weights(optimizer)]
-        values = [
-            (to_tf_variable(v), to_tf_variable(average), constraints[find_index(optimizer, v)])
-            for v, average in pairs
-            if average is not None
-        ]
+        constraints = [weight.constraint for weight in list_own_weights(optimizer)]
+        values = []
+        for variable in variables:
+            index = find_index(optimizer, variable)
+            average = averages[index]
+            if average is not None:
+                values.append((to_tf_variable(variable), to_tf_variable(average), constraints[index]))
         is_first = tf.equal(optimizer.iterations.value, 0)  # it is counted after the averages are updated
         share = tf.where(is_first, 1.0, 1.0 - momentum)
         private.merge_call(optimizer, move_averages, values, share)

@@ -273,8 +273,10 @@ def wrap_svg(title: str, width: float, height: float, parts: Iterable[str]) -> s
 
 def find_size(svg: str) -> tuple[int, int]:
     """Returns the width and height of a chart in pixels; (0, 0) if the text is not a chart."""
-    found = re.match(r'<svg [^>]*\bwidth="(\d+)" height="(\d+)"', svg)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r'<svg [^>]*\bwidth="(\d+)" height="(\d+)"', svg)
+    if match is None:
+        return 0, 0
+    return int(match[1]), int(match[2])
 
 
 def to_file(svg: str) -> str:
@@ -315,8 +317,10 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     """Returns at most `MAX_TICKS` round numbers from `low` to `high`, for a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1,)):
-        ticks = [factor * 10.0**power for power in powers for factor in factors]
-        ticks = [tick for tick in ticks if low <= tick <= high]
+        ticks = []
+        for power in powers:
+            numbers = [factor * 10.0**power for factor in factors]
+            ticks += [number for number in numbers if low <= number <= high]
         if len(ticks) <= MAX_TICKS:
             return ticks
     return ticks[:: math.ceil(len(ticks) / MAX_TICKS)]

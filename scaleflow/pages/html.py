@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -57,8 +58,8 @@ def make_findings(findings: Sequence[Any]) -> str:
     if not findings:
         return '<ul class="findings none"><li>No findings.</li></ul>'
     items = []
-    for each in findings:
-        items.append(f"<li><b>{escape(each.rule)}</b>: {escape(each.text)} {make_faint(each.because)}</li>")
+    for finding in findings:
+        items.append(f"<li><b>{escape(finding.rule)}</b>: {escape(finding.text)} {make_faint(finding.because)}</li>")
     return f'<ul class="findings">{"".join(items)}</ul>'
 
 
@@ -70,12 +71,12 @@ def make_faint(words: str) -> str:
 def make_charts(drawings: Iterable[Any]) -> str:
     """Returns charts side by side in HTML. Each drawing has `title`, `svg` and `caption`."""
     charts = []
-    for each in drawings:
-        width, _ = find_size(each.svg)
+    for drawing in drawings:
+        width, _ = find_size(drawing.svg)
         charts.append(
-            f'<figure style="flex-basis:{width}px"><h3>{escape(each.title)}</h3>'
-            f'<div class="scroll">{each.svg}</div>'
-            f"<figcaption>{escape(each.caption)}</figcaption></figure>"
+            f'<figure style="flex-basis:{width}px"><h3>{escape(drawing.title)}</h3>'
+            f'<div class="scroll">{drawing.svg}</div>'
+            f"<figcaption>{escape(drawing.caption)}</figcaption></figure>"
         )
     return f'<div class="charts">{"".join(charts)}</div>'
 
@@ -87,7 +88,7 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -
         rows: column name -> value: text, number, bool, `Estimate` or None.
         columns: the columns to show, in this order; empty: all. A column without values is left out.
     """
-    names = columns or list(dict.fromkeys(key for row in rows for key in row))
+    names = columns or list(dict.fromkeys(itertools.chain.from_iterable(rows)))
     head = []
     shown = []
     for name in names:

@@ -24,7 +24,7 @@ def draw_sheet(pictures: Iterable[Array], in_a_row: int = IN_A_ROW) -> bytes:
     """Draws a contact sheet of pictures [height, width, channels] uint8. Returns a PNG file."""
     from PIL import Image
 
-    cells = [resize_picture(each) for each in pictures]
+    cells = list(map(resize_picture, pictures))
     columns = min(in_a_row, len(cells))
     rows = math.ceil(len(cells) / in_a_row)
     sheet = Image.new("RGB", (SIDE * columns, SIDE * rows))

@@ -182,20 +182,23 @@ def show_decisions(decider: Decider) -> Mapping[str, Any]:
     """Prints one line per stage: `NAME  reuse`, or `NAME  run  WHY`."""
     decisions: dict[str, StageDecision] = {}
     for name, stage in decider.pipeline.stages.items():
-        before = [each for each in decider.pipeline.needs[name] if decisions[each].action != REUSE]
+        before = [other for other in decider.pipeline.needs[name] if decisions[other].action != REUSE]
         if not before:
             decisions[name] = decider.decide(stage)
-        elif all(decisions[each].action == SKIP for each in before):
+        elif all(decisions[other].action == SKIP for other in before):
             decisions[name] = StageDecision(SKIP, f"{before[0]} is skipped")
         else:
             decisions[name] = StageDecision(RUN, f"{before[0]} runs")
     width = max(map(len, decisions))
-    for name, each in decisions.items():
-        print(f"{name:<{width}}  {each.action}{f'  {each.why}' if each.why else ''}")
+    stages = {}
+    for name, decision in decisions.items():
+        reason = f"  {decision.why}" if decision.why else ""
+        print(f"{name:<{width}}  {decision.action}{reason}")
+        stages[name] = {"action": decision.action, "reason": decision.why or None}
     decider.ledger.composed = decider.composer.used
     with contextlib.suppress(OSError):
         decider.ledger.save()
-    return {"stages": {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}}
+    return {"stages": stages}
 
 
 @in_typed_folder

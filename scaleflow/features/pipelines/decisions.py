@@ -113,8 +113,9 @@ class StageComposer:
         settings: dict[str, str] = {}
         configs: list[Mapping[str, Any]] = []
         source: dict[str, Any] = {}
-        for number, each in enumerate(expand_sweep(words) if stage.command is SWEEP else [words]):
-            composed = compose_known(each, self.config_dirs)
+        jobs = expand_sweep(words) if stage.command is SWEEP else [words]
+        for number, job_words in enumerate(jobs):
+            composed = compose_known(job_words, self.config_dirs)
             config = composed.resolved
             plan = check_stage_rules(stage, composed)
             target = plan.dataset.target
@@ -128,13 +129,13 @@ class StageComposer:
 
     def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
         if folder is not None and RunFolder(folder).config.is_file():
-            found = Run(folder)
+            tracked = Run(folder)
         else:
             options = find_store_options(CommandWords(words))
-            found = Run.find(run, options if options.uri else replace(options, uri=self.store))
-        trusted = list_own_modules(found.config)
-        given = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
-        config = found.reuse_config(given, make_stage_policy()).resolved
+            tracked = Run.find(run, options if options.uri else replace(options, uri=self.store))
+        trusted = list_own_modules(tracked.config)
+        command = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
+        config = tracked.reuse_config(command, make_stage_policy()).resolved
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])
 
@@ -190,7 +191,7 @@ def list_swept_values(override: Override) -> list[str]:
     sweep = override.value()
     if isinstance(sweep, RangeSweep | IntervalSweep):
         return [str(sweep.start)]
-    values = [str(each) for each in override.sweep_string_iterator()]
+    values = list(map(str, override.sweep_string_iterator()))
     return values if override.is_choice_sweep() else values[:1]
 
 

@@ -125,11 +125,11 @@ class DeclaredPipeline:
 
     def find_dependents(self, name: str) -> set[str]:
         """Returns all stages that need this one, directly or through others."""
-        found = {name}
+        dependents = {name}
         for other, needs in self.needs.items():  # in running order
-            if needs & found:
-                found.add(other)
-        return found - {name}
+            if needs & dependents:
+                dependents.add(other)
+        return dependents - {name}
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def quote_result(written: Any, word: Any) -> Any:
     `written` is the override before references were resolved, `word` the one after, or a list.
     """
     if isinstance(word, list):
-        return [quote_result(written, each) for each in word]
+        return [quote_result(written, item) for item in word]
     if not (isinstance(written, str) and isinstance(word, str)) or "${" not in written or "=" not in word:
         return word
     key, _, value = word.partition("=")
@@ -200,14 +200,14 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
         line = f"{lines.find('stages', str(key))}: stage {key}"
         with name_line(line):
             stages |= read_stages(str(key), section, values, line=line)
-    dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
+    dirs = tuple(str(Path(folder).absolute()) for folder in config_dirs)
     pipeline = DeclaredPipeline(name, dirs, text, overrides=overrides, values=values, stages=stages, needs={})
     return order_stages(apply_words(pipeline, words))
 
 
 def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, with its content at the root of the config."""
-    given = CommandWords(config_dirs=config_dirs).prepare()
+    command = CommandWords(config_dirs=config_dirs).prepare()
     files = find_pipeline_files(name, config_dirs)
     if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # this reads many files
         raise ConfigError(
@@ -218,9 +218,9 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     try:
         with open_hydra():
-            return hydra.compose(overrides=[*given.search, f"+{GROUP}@_global_={name}"])
+            return hydra.compose(overrides=[*command.search, f"+{GROUP}@_global_={name}"])
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(explain_error(error, given)) from error
+        raise ConfigError(explain_error(error, command)) from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
 
@@ -245,11 +245,11 @@ class SourceLines:
         line = 0
         for key in keys:
             pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            found = next((pair for pair in pairs if pair[0].value == key), None)
-            if found is None:
+            matching = [pair for pair in pairs if pair[0].value == key]
+            if not matching:
                 return self._name
-            line = found[0].start_mark.line + 1
-            node = found[1]
+            key_node, node = matching[0]
+            line = key_node.start_mark.line + 1
         return f"{self._name}, line {line}" if line else self._name
 
 
@@ -330,17 +330,17 @@ def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]
     resolved = resolve_now("foreach", foreach, values)
     if not isinstance(resolved, dict) or not resolved:
         raise ConfigError(f"foreach: {resolved}: expected {{VARIABLE: [VALUE, ...]}}")
-    for name, each in resolved.items():
-        if not isinstance(each, list) or not each:
-            raise ConfigError(f"foreach: {name}: {each}: expected a list of values")
-        for value in each:
+    for name, choices in resolved.items():
+        if not isinstance(choices, list) or not choices:
+            raise ConfigError(f"foreach: {name}: {choices}: expected a list of values")
+        for value in choices:
             if not MEMBER_NAME.fullmatch(str(value)):
                 raise ConfigError(
                     f"foreach: {name}: {value}: becomes a part of the stage's name; it must be of letters, "
                     "digits, _ and -"
                 )
-        if len({str(value) for value in each}) < len(each):
-            raise ConfigError(f"foreach: {name}: {each}: names a value twice")
+        if len({str(value) for value in choices}) < len(choices):
+            raise ConfigError(f"foreach: {name}: {choices}: names a value twice")
     return [dict(zip(resolved, row, strict=True)) for row in itertools.product(*resolved.values())]
 
 
@@ -386,15 +386,16 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
     members = group_members(pipeline.stages)
     needs: dict[str, set[str]] = {}
     for name, stage in pipeline.stages.items():
-        found = needs[name] = set[str]()
-        for each in stage.after:
-            if each not in pipeline.stages and each not in members:
-                hint = suggest(each, [*pipeline.stages, *members])
-                raise ConfigError(f"{stage.line}: after: {each}: there is no such stage{hint}")
-            found |= {each} if each in pipeline.stages else set(members[each])
+        needed = set[str]()
+        needs[name] = needed
+        for other in stage.after:
+            if other not in pipeline.stages and other not in members:
+                hint = suggest(other, [*pipeline.stages, *members])
+                raise ConfigError(f"{stage.line}: after: {other}: there is no such stage{hint}")
+            needed |= {other} if other in pipeline.stages else set(members[other])
 
-        def note(other: str, path: Sequence[str], found: set[str] = found) -> str:
-            found.add(other)
+        def note(other: str, path: Sequence[str], needed: set[str] = needed) -> str:
+            needed.add(other)
             return ""
 
         pipeline.resolve(stage, note)

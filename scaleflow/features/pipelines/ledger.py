@@ -76,7 +76,7 @@ class PipelineLedger:
             self.execution = content["execution"]
             self.status = content["status"]
             self.composed = content["composed"]
-            self.records = {name: StageRecord(**each) for name, each in content["stages"].items()}
+            self.records = {name: StageRecord(**record) for name, record in content["stages"].items()}
             before = content["folder"]
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{self._path}: cannot be read ({error}); delete it to run all stages again") from error
@@ -92,7 +92,7 @@ class PipelineLedger:
             "folder": str(self.folder.absolute()),
             "execution": self.execution,
             "status": self.status,
-            "stages": {name: asdict(each) for name, each in self.records.items()},
+            "stages": {name: asdict(record) for name, record in self.records.items()},
             "composed": self.composed,
         }
         replace_json(self._path, content)
@@ -144,9 +144,9 @@ class PipelineLedger:
 def move_paths(value: Any, before: str, now: Path) -> Any:
     """Returns a value with paths below `before` moved to `now`, after the pipeline's folder was moved or copied."""
     if isinstance(value, dict):
-        return {key: move_paths(each, before, now) for key, each in value.items()}
+        return {key: move_paths(item, before, now) for key, item in value.items()}
     if isinstance(value, list):
-        return [move_paths(each, before, now) for each in value]
+        return [move_paths(item, before, now) for item in value]
     if isinstance(value, str) and (value == before or value.startswith(f"{before}/")):
         return f"{now}{value.removeprefix(before)}"
     return value
@@ -156,7 +156,7 @@ def describe_longer_runs(folder: str | None) -> str:
     """Says that a stage's run, or a job of its sweep, was resumed with another length; empty if not."""
     if folder is None:
         return ""
-    for path in (Path(folder), *sorted(each.parent for each in Path(folder).glob("*/events.jsonl"))):
+    for path in (Path(folder), *sorted(path.parent for path in Path(folder).glob("*/events.jsonl"))):
         if RunFolder(path).count_resumes() and (length := RunState.read(path).resumed_length):
             words = " ".join(f"{key}={format_value(value)}" for key, value in length.items())
             return f"{path.relative_to(Path(folder).parent)} was resumed with {words}"
@@ -205,7 +205,9 @@ class StoredRuns:
 
     def fix_aliases(self, text: str) -> str:
         """Replaces each `models:/NAME@ALIAS` in a text by its current model. An alias without a model stays."""
-        return ALIAS.sub(lambda found: self._find_model(found[0]), text) if self._tracking.name != "none" else text
+        if self._tracking.name == "none":
+            return text
+        return ALIAS.sub(lambda match: self._find_model(match[0]), text)
 
     def _find_model(self, uri: str) -> str:
         try:

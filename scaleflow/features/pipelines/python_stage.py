@@ -33,9 +33,9 @@ class PythonStage(StageCommand):
     def list_files(self, values: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
         """Returns absolute paths of existing files and folders named in its `writes`, arguments or result."""
         writes = list_texts(values.get("writes"))
-        for each in writes:
-            if not Path(each).exists():
-                raise ConfigError(f"writes: {each}: does not exist after the function has returned")
+        for path in writes:
+            if not Path(path).exists():
+                raise ConfigError(f"writes: {path}: does not exist after the function has returned")
         texts = [*writes, *list_texts(values.get("arguments")), *list_texts(outputs.get("result"))]
         return sorted({str(Path(text).absolute()) for text in texts if is_existing_path(text)})
 
@@ -60,8 +60,8 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
     module, _, name = target.rpartition(".")
     if not module:
         raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
-    found = find_source(module, list_own_folders(config_dirs))
-    if found is None:
+    source = find_source(module, list_own_folders(config_dirs))
+    if source is None:
         if not find_folders(module.partition(".")[0]):
             raise ConfigError(
                 f"target: {target}: there is no module {module} in the current folder, in one of "
@@ -69,14 +69,14 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
             )
         return
     try:
-        tree = ast.parse(found[0].read_bytes())
+        tree = ast.parse(source[0].read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
+        raise ConfigError(f"target: {target}: {source[0].name} cannot be read: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
-        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # imported or assigned there
+        if re.search(rf"\b{re.escape(name)}\b", source[0].read_text()):  # imported or assigned there
             return
-        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
+        raise ConfigError(f"target: {target}: {source[0].name} has no function {name}{suggest(name, functions)}")
     if isinstance(arguments, Mapping):
         check_parameters(target, functions[name].args, arguments)
 
@@ -84,16 +84,18 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
 def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError if a function lacks a parameter for an argument, or an argument for a parameter."""
     if taken.kwarg is None:
-        names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
-        for each in arguments:
-            if each not in names:
+        names = [parameter.arg for parameter in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+        for name in arguments:
+            if name not in names:
                 raise ConfigError(
-                    f"arguments: {each}: {target} has no such parameter{suggest(each, names)} ({', '.join(names)})"
+                    f"arguments: {name}: {target} has no such parameter{suggest(name, names)} ({', '.join(names)})"
                 )
     optional = len(taken.defaults)
-    needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
-    needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
-    missing = [each for each in needed if each not in arguments]
+    needed = [parameter.arg for parameter in taken.args[: len(taken.args) - optional]]
+    for parameter, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+        if default is None:
+            needed.append(parameter.arg)
+    missing = [name for name in needed if name not in arguments]
     if missing:
         raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")
 

@@ -48,11 +48,11 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 def rewrite_references(value: Any) -> Any:
     """Replaces references in the strings of a plain config by resolver calls."""
     if isinstance(value, Mapping):
-        return {key: rewrite_references(each) for key, each in value.items()}
+        return {key: rewrite_references(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [rewrite_references(each) for each in value]
+        return [rewrite_references(item) for item in value]
     if isinstance(value, str):
-        return REFERENCE.sub(lambda found: f"${{{RESOLVER}:'{found[1]}'}}", value)
+        return REFERENCE.sub(lambda match: f"${{{RESOLVER}:'{match[1]}'}}", value)
     return value
 
 

@@ -172,7 +172,7 @@ def find_runs_of(stage: Path) -> list[Path]:
 def wait_for_workers(stage: Path, stop: StopRequest) -> None:
     """Waits until the workers of a killed stage have ended, or a signal arrives, or LEFT_SECONDS pass."""
     deadline = time.monotonic() + LEFT_SECONDS
-    while any(RunFolder(each).is_locked for each in find_runs_of(stage)):
+    while any(RunFolder(folder).is_locked for folder in find_runs_of(stage)):
         if stop.is_set() or time.monotonic() > deadline:
             return
         time.sleep(LOOK_SECONDS)
@@ -212,7 +212,9 @@ class PipelineRunner:
         self._fault = ""  # a disk error that stops all stages
         self.status: Status = "FINISHED"
         known = self._ledger.records
-        self.stages = [StageProgress(each, known.get(name, NO_RECORD)) for name, each in self._pipeline.stages.items()]
+        self.stages = []
+        for name, stage in self._pipeline.stages.items():
+            self.stages.append(StageProgress(stage, known.get(name, NO_RECORD)))
 
     def run(self) -> int:
         """Runs the stages and returns the exit code.
@@ -244,8 +246,8 @@ class PipelineRunner:
         """Sends the store the missing records of a stage's runs, and reads their ids if they were not known."""
         folder = self._ledger.find_folder(name, record.attempt)
         stage = self._pipeline.stages.get(name)
-        for each in find_runs_of(folder):
-            repair_missing(each)
+        for run_folder in find_runs_of(folder):
+            repair_missing(run_folder)
         is_known = None not in (record.outputs.get("run_id"), record.outputs.get("model"))
         if stage is not None and stage.command.has_own_run and record.status == "FINISHED" and not is_known:
             record.outputs |= stage.command.read_run(folder)
@@ -256,64 +258,67 @@ class PipelineRunner:
         Returns the function that runs it to its end, or None if none can begin now.
         """
         with self._lock:
-            for each in self.stages:
-                before = [other for other in self.stages if other.name in self._pipeline.needs[each.name]]
-                if self._stop.is_set() or each.state or not all(other.is_over for other in before):
+            for progress in self.stages:
+                before = [other for other in self.stages if other.name in self._pipeline.needs[progress.name]]
+                if self._stop.is_set() or progress.state or not all(other.is_over for other in before):
                     continue
                 bad = [other for other in before if not other.is_good]
                 if bad:
                     if all(other.state == "skipped" for other in bad):
                         state = "skipped"
-                    elif self._decider.is_wanted(each.name):
+                    elif self._decider.is_wanted(progress.name):
                         state = "not run"
                     else:
                         state = "left out"
-                    self._show(each, state, f"{bad[0].name} is {bad[0].state}")
+                    self._show(progress, state, f"{bad[0].name} is {bad[0].state}")
                     continue
                 try:
-                    each.decision = self._decider.decide(each.stage)
+                    progress.decision = self._decider.decide(progress.stage)
                 except ConfigError as refusal:
-                    self._show(each, "FAILED", str(refusal))
+                    self._show(progress, "FAILED", str(refusal))
                     continue
-                if each.decision.action == RUN:
-                    return self._begin(each, portion)
-                self._show(each, STATES[each.decision.action], each.decision.why)
+                if progress.decision.action == RUN:
+                    return self._begin(progress, portion)
+                self._show(progress, STATES[progress.decision.action], progress.decision.why)
         return None
 
-    def _show(self, each: StageProgress, state: str, reason: str = "") -> None:
-        each.state = state
-        each.reason = reason
-        self._display.print_line(f"[{each.name}] {state}{f': {reason}' if reason else ''}")
+    def _show(self, progress: StageProgress, state: str, reason: str = "") -> None:
+        progress.state = state
+        progress.reason = reason
+        line = f"[{progress.name}] {state}"
+        if reason:
+            line += f": {reason}"
+        self._display.print_line(line)
 
-    def _begin(self, each: StageProgress, portion: Portion) -> Work:
+    def _begin(self, progress: StageProgress, portion: Portion) -> Work:
         """Begins a stage, after opening the pipeline's own run. Returns the function that runs its process."""
         self._open()
-        key = each.decision.key
-        attempt = each.record.attempt + (0 if each.decision.continues else 1)
-        folder = self._ledger.find_folder(each.name, attempt)
-        is_forced = each.name in self._decider.forced
+        key = progress.decision.key
+        attempt = progress.record.attempt + (0 if progress.decision.continues else 1)
+        folder = self._ledger.find_folder(progress.name, attempt)
+        is_forced = progress.name in self._decider.forced
         folder.mkdir(parents=True, exist_ok=True)
         assert key is not None
-        each.record = StageRecord(key, attempt, self._ledger.execution, began=CLOCK.read(), is_forced=is_forced)
-        self._ledger.records[each.name] = each.record
+        progress.record = StageRecord(key, attempt, self._ledger.execution, began=CLOCK.read(), is_forced=is_forced)
+        self._ledger.records[progress.name] = progress.record
         self._ledger.save()
-        words = self._make_words(each, folder)
-        tags = {PIPELINE: str(self._ledger.run_folder), STAGE_TAG: each.name}
+        words = self._make_words(progress, folder)
+        tags = {PIPELINE: str(self._ledger.run_folder), STAGE_TAG: progress.name}
         environment = {**portion, STAGE_TAGS: json.dumps(tags)}
         run = None
-        if not each.stage.command.has_own_run:
-            run = self._open_stage_run(each.name, words, folder, tags=tags)
+        if not progress.stage.command.has_own_run:
+            run = self._open_stage_run(progress.name, words, folder, tags=tags)
             environment[STAGE_BEGAN] = str(run.began)
             if self._tracking.uri is not None:  # where it finds the runs of earlier stages
                 environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
-        each.state = "RUNNING"
-        self._display.print_line(f"[{each.name}] {each.stage.command.name}: {each.decision.why}")
-        return partial(self._run_stage, each, run, words, environment=environment)
+        progress.state = "RUNNING"
+        self._display.print_line(f"[{progress.name}] {progress.stage.command.name}: {progress.decision.why}")
+        return partial(self._run_stage, progress, run, words, environment=environment)
 
-    def _make_words(self, each: StageProgress, folder: Path) -> list[str]:
+    def _make_words(self, progress: StageProgress, folder: Path) -> list[str]:
         dirs = self._pipeline.config_dirs
-        command = each.stage.command
-        values = each.decision.values
+        command = progress.stage.command
+        values = progress.decision.values
         if command is TRAIN and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = command.make_words(values, folder, dirs)
@@ -334,29 +339,29 @@ class PipelineRunner:
         return run
 
     def _run_stage(
-        self, each: StageProgress, run: CommandRun | None, words: Sequence[str], environment: Mapping[str, str]
+        self, progress: StageProgress, run: CommandRun | None, words: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         """Runs a stage's process to its end. `run` is the stage's run if its command records none."""
-        folder = self._ledger.find_folder(each.name, each.record.attempt)
-        with StageProcess(each.name, words, folder, environment=environment) as process:
+        folder = self._ledger.find_folder(progress.name, progress.record.attempt)
+        with StageProcess(progress.name, words, folder, environment=environment) as process:
             with self._lock:
-                each.record.process = process.identity
+                progress.record.process = process.identity
                 self._ledger.save()
             code = process.wait(self._display, self._stop_of_stages)
         if code > SIGNAL_BASE:
             wait_for_workers(folder, self._stop)
         with self._lock:
-            self._finish_stage(each, code, process.answer, folder=folder)
+            self._finish_stage(progress, code, process.answer, folder=folder)
             if run is not None:
-                self._end_stage_run(each, run, folder)
+                self._end_stage_run(progress, run, folder)
             self._ledger.save()
-            self._show(each, each.record.status, each.record.reason)
+            self._show(progress, progress.record.status, progress.record.reason)
 
-    def _finish_stage(self, each: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
+    def _finish_stage(self, progress: StageProgress, code: int, answer: Mapping[str, Any], folder: Path) -> None:
         """Stores a stage's status and outputs in its record."""
-        record = each.record
-        stage = each.stage
-        values = each.decision.values
+        record = progress.record
+        stage = progress.stage
+        values = progress.decision.values
         record.ended = CLOCK.read()
         record.process = None
         if code in stage.command.good:
@@ -375,16 +380,16 @@ class PipelineRunner:
             record.status = "KILLED" if code > SIGNAL_BASE else "FAILED"
             record.reason = str(answer.get("error") or f"exit code {code}")
 
-    def _end_stage_run(self, each: StageProgress, run: CommandRun, folder: Path) -> None:
+    def _end_stage_run(self, progress: StageProgress, run: CommandRun, folder: Path) -> None:
         """Records the end of a stage in its own run.
 
         If this command is killed afterwards, the next one repeats the stage.
         """
-        record = each.record
-        stage = each.stage
+        record = progress.record
+        stage = progress.stage
         outputs = record.outputs if record.status == "FINISHED" else {}
         links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
-        words = stage.command.make_words(each.decision.values, folder, self._pipeline.config_dirs)
+        words = stage.command.make_words(progress.decision.values, folder, self._pipeline.config_dirs)
         text = record.reason or summarize_outputs(stage, outputs)
         command = shlex.join(["scaleflow", *words])
         text = describe_stage_run(stage.name, record.status, text, outputs=outputs, command=command)
@@ -415,7 +420,7 @@ class PipelineRunner:
 
     def _end(self) -> int:
         """Ends the pipeline's own run, waits for the store, and returns the exit code."""
-        states = {each.state for each in self.stages}
+        states = {stage.state for stage in self.stages}
         is_bad = bool(self._fault) or not states.isdisjoint(("FAILED", "KILLED", "not run"))
         is_stopped = self._stop.is_set() and (is_bad or "" in states)
         if is_stopped:
@@ -439,7 +444,7 @@ class PipelineRunner:
         return code
 
     def _record_end(self, run: CommandRun) -> None:
-        are_closed = [each.finish(self._stop) for each in self._closing]
+        are_closed = [run.finish(self._stop) for run in self._closing]
         rows = list_results(self.stages, self._ledger)
         folder = self._ledger.run_folder
         (folder / "results.csv").write_text(format_csv(rows[0], rows[1:]))
@@ -461,7 +466,7 @@ class PipelineRunner:
 
     def find_error(self) -> str | None:
         """Returns why the first failed stage failed; None if none did."""
-        failed = (f"{each.name}: {each.reason}" for each in self.stages if each.state == "FAILED")
+        failed = (f"{stage.name}: {stage.reason}" for stage in self.stages if stage.state == "FAILED")
         return next(failed, self._fault or None)
 
     def list_rows(self) -> list[tuple[str, str]]:
