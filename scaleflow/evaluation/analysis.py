@@ -95,7 +95,7 @@ def add_own_metrics(output: OutputAnalysis, measured: Mapping[str, Estimate], me
     return faults
 
 
-def find_same(metric: Callable[..., Any], found: Estimate, output: OutputAnalysis) -> Estimate | None:
+def find_same(metric: Callable[..., Any], own: Estimate, output: OutputAnalysis) -> Estimate | None:
     """Returns the output's own metric if a scikit-learn metric computes it again, so that it has only one interval."""
     function = getattr(metric, "func", metric)
     if not str(getattr(function, "__module__", "")).startswith("sklearn."):
@@ -105,7 +105,7 @@ def find_same(metric: Callable[..., Any], found: Estimate, output: OutputAnalysi
     if len(output.classes) == 2:
         estimates.append(output.classes[1].get(name))
     for estimate in estimates:
-        if estimate is not None and math.isclose(estimate.value, found.value, rel_tol=1e-6, abs_tol=1e-9):
+        if estimate is not None and math.isclose(estimate.value, own.value, rel_tol=1e-6, abs_tol=1e-9):
             return estimate
     return None
 
@@ -113,11 +113,11 @@ def find_same(metric: Callable[..., Any], found: Estimate, output: OutputAnalysi
 def write_metrics(predictions: Predictions, analysis: Analysis) -> str:
     """Returns the content of `metrics.json`."""
     outputs = {}
-    for each in analysis.outputs:
-        outputs[each.name] = {
-            "examples": len(each.rows),
-            "metrics": {name: estimate._asdict() for name, estimate in each.estimates.items()},
-            **{name: each.facts[name] for name in each.facts if name in WRITTEN_FACTS},
+    for output in analysis.outputs:
+        outputs[output.name] = {
+            "examples": len(output.rows),
+            "metrics": {name: estimate._asdict() for name, estimate in output.estimates.items()},
+            **{name: value for name, value in output.facts.items() if name in WRITTEN_FACTS},
         }
     content = {
         "split": predictions.split,

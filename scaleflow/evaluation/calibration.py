@@ -65,9 +65,12 @@ def minimise_loss(target: Array, logits: Array, weights: Array) -> tuple[float, 
         moved = logits * math.exp(values[0]) + (values[1] if has_shift else 0.0)
         return float(compute_losses(target, moved) @ weights / weights.sum())
 
-    bounds = [tuple(map(math.log, FACTORS)), *([(None, None)] if has_shift else [])]
-    found = minimize(compute, np.zeros(len(bounds)), method="L-BFGS-B", bounds=bounds).x
-    return math.exp(found[0]), float(found[1]) if has_shift else 0.0
+    bounds: list[Any] = [tuple(map(math.log, FACTORS))]
+    if has_shift:
+        bounds.append((None, None))
+    fitted = minimize(compute, np.zeros(len(bounds)), method="L-BFGS-B", bounds=bounds).x
+    shift = float(fitted[1]) if has_shift else 0.0
+    return math.exp(fitted[0]), shift
 
 
 def compute_losses(target: Array, logits: Array) -> Array:
@@ -93,16 +96,18 @@ def choose_threshold(
         chance: the probability of 1, [n].
         weights: [n], at least 0.
     """
-    scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights)
+    scores, hits, alarms = accumulate(chance.astype(np.float64), target > 0, weights)
     if scores[0] < 1:  # adds a threshold that no row reaches
-        scores, found, alarms = (np.append(first, each) for first, each in ((1, scores), (0, found), (0, alarms)))
-    precision = divide_or(found, found + alarms)
-    recall = divide_or(found, found[-1:])
+        scores = np.append(1, scores)
+        hits = np.append(0, hits)
+        alarms = np.append(0, alarms)
+    precision = divide_or(hits, hits + alarms)
+    recall = divide_or(hits, hits[-1:])
     if goal == "auto":
-        at = int(divide_or(2 * found, found + alarms + found[-1]).argmax())
+        at = int(divide_or(2 * hits, hits + alarms + hits[-1]).argmax())
     elif goal.cost is not None:
         miss, alarm = goal.cost
-        at = int(((found[-1] - found) * miss + alarms * alarm).argmin())
+        at = int(((hits[-1] - hits) * miss + alarms * alarm).argmin())
     else:
         reached, least = (recall, goal.recall) if goal.recall is not None else (precision, goal.precision)
         places = np.flatnonzero(reached >= float(least or 0.0) - ROUNDING)
@@ -127,7 +132,7 @@ def find_margins(errors: Array, level: float, weights: Array) -> Array:
     Args:
         errors: predictions minus targets, [n, k].
     """
-    return np.array([find_bound(np.abs(each), level, weights) for each in errors.T])
+    return np.array([find_bound(np.abs(of_value), level, weights) for of_value in errors.T])
 
 
 def find_set_threshold(of_target: Array, level: float, weights: Array) -> float:
@@ -141,8 +146,8 @@ def find_set_threshold(of_target: Array, level: float, weights: Array) -> float:
     Args:
         of_target: the probabilities of the true classes, [n].
     """
-    found = -find_bound(-of_target.astype(np.float64), level, weights)
-    return float(np.float32(found * (1 - 1e-5)))  # slightly lower, so that rounding elsewhere does not matter
+    bound = -find_bound(-of_target.astype(np.float64), level, weights)
+    return float(np.float32(bound * (1 - 1e-5)))  # slightly lower, so that rounding elsewhere does not matter
 
 
 def find_bound(scores: Array, level: float, weights: Array) -> float:

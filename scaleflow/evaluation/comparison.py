@@ -91,8 +91,10 @@ class PairedScores:
 
     def select(self, is_used: Array) -> PairedScores:
         """Returns the scores of the chosen examples, [n] bool."""
-        arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        chosen = {name: each[is_used] for name, each in arrays.items()}
+        chosen: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                chosen[name] = value[is_used]
         return replace(self, **chosen, units=self.units and self.units.take(is_used))
 
     def count_differing(self) -> int:
@@ -122,7 +124,7 @@ def count_not_finite(predictions: Predictions) -> int:
     """Returns the number of examples with an output that is not finite; with several outputs, the largest number."""
     outputs = name_leaves(predictions.outputs).items()
     analyses = [analyse_output(predictions, name, described) for name, described in outputs]
-    return max(int(each.facts.get("not_finite", 0)) for each in analyses)
+    return max(int(analysis.facts.get("not_finite", 0)) for analysis in analyses)
 
 
 def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores]:
@@ -181,10 +183,15 @@ def list_differences(named: Sequence[tuple[str, Predictions]]) -> list[dict[str,
         except ConfigError as error:
             rows.append({"model": label, "not compared": str(error)})
             continue
-        for each in differences:
-            row: dict[str, object] = {"model": label, "metric": each.metric, "value": each.value}
+        for compared in differences:
+            row: dict[str, object] = {"model": label, "metric": compared.metric, "value": compared.value}
             if predictions is not named[0][1]:
-                row |= {"difference": each.difference, "better": each.better, "worse": each.worse}
-                row["more than noise"] = "no" if each.is_noise else "yes"
-            rows.append({**row, "examples": each.examples, **({"over": each.over} if each.over else {})})
+                row["difference"] = compared.difference
+                row["better"] = compared.better
+                row["worse"] = compared.worse
+                row["more than noise"] = "no" if compared.is_noise else "yes"
+            row["examples"] = compared.examples
+            if compared.over:
+                row["over"] = compared.over
+            rows.append(row)
     return rows

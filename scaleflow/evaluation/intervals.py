@@ -111,8 +111,7 @@ class Rates:
             spread[chosen] = factors
             return self.combine(spread)
 
-        value, low, high, error = (each[chosen] for each in (self.value, self.low, self.high, self.error))
-        return Rates(value, low, high, error, combine)
+        return Rates(self.value[chosen], self.low[chosen], self.high[chosen], self.error[chosen], combine)
 
     def transform(self, change: Callable[[Array], Array]) -> Rates:
         """Applies an increasing function from [0, 1] to [0, 1] to the rates and bounds. The errors do not change."""
@@ -197,12 +196,15 @@ class Intervals:
         value = float(self.weights @ values) / total
         influence = self.weights * (values - value * amounts) / total
         if values.dtype == bool:
-            found = self.rate(value, influence, most=count_effective(self.weights))
+            estimate = self.rate(value, influence, most=count_effective(self.weights))
         elif is_rate:
-            found = self.rate(value, influence)
+            estimate = self.rate(value, influence)
+        elif is_error:
+            estimate = self.error(value, influence)
         else:
-            found = self.error(value, influence) if is_error else self.number(value, influence)
-        return Estimate(*(float(finish(end)) for end in found))
+            estimate = self.number(value, influence)
+        value, low, high = estimate
+        return Estimate(float(finish(value)), float(finish(low)), float(finish(high)))
 
     def rate(self, value: float, influence: Array, most: float = math.inf) -> Estimate:
         """Returns a metric from 0 to 1 with its interval.
@@ -323,11 +325,11 @@ class Intervals:
         rates = divide(self.weights @ hits, totals)
         variances, most, units = np.zeros((3, count))
         for n in np.flatnonzero(totals):
-            given = self.weights * amounts[:, n]
+            of_group = self.weights * amounts[:, n]
             influence = self.weights * (hits[:, n] - rates[n] * amounts[:, n]) / totals[n]
             variances[n] = np.square(self.sum_units(influence)).sum()
-            most[n] = count_effective(given) if hits.dtype == bool else math.inf
-            units[n] = count_effective(self.sum_units(given))
+            most[n] = count_effective(of_group) if hits.dtype == bool else math.inf
+            units[n] = count_effective(self.sum_units(of_group))
         if self.members is not None or hits.dtype != bool:
             variances *= self._units / max(self._units - 1, 1)
 

@@ -264,17 +264,22 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
     average precision is its effect on the precision at its own score and at all lower scores.
     """
     thresholds, true, false = accumulate(scores, is_positive, intervals.weights)
-    true_steps, false_steps = (np.diff(each, prepend=0.0) for each in (true, false))
-    positives, others = (float(each[-1]) if len(each) else 0.0 for each in (true, false))
+    true_steps = np.diff(true, prepend=0.0)
+    false_steps = np.diff(false, prepend=0.0)
+    positives = float(true[-1]) if len(true) else 0.0
+    others = float(false[-1]) if len(false) else 0.0
     precision = divide_or(true, true + false)
     step = np.searchsorted(-thresholds, -scores)  # the index of each row's threshold
     auc = average = Estimate(math.nan)
-    counts = [count_effective(intervals.sum_units(intervals.weights * each)) for each in (is_positive, ~is_positive)]
+    counts = []
+    for is_member in (is_positive, ~is_positive):
+        counts.append(count_effective(intervals.sum_units(intervals.weights * is_member)))
     if positives:
         value = float(precision @ true_steps) / positives
         share = true_steps / positives * divide_or(np.ones(len(true)), np.square(true + false))
-        at_lower = [np.cumsum((share * each)[::-1])[::-1][step] for each in (false, true)]
-        added = np.where(is_positive, (precision[step] - value) / positives + at_lower[0], -at_lower[1])
+        false_at_lower = np.cumsum((share * false)[::-1])[::-1][step]
+        true_at_lower = np.cumsum((share * true)[::-1])[::-1][step]
+        added = np.where(is_positive, (precision[step] - value) / positives + false_at_lower, -true_at_lower)
         average = intervals.area(value, intervals.weights * added, counts[0])
     if positives and others:
         value = float((true - true_steps / 2) @ false_steps) / positives / others
@@ -286,13 +291,13 @@ def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Rank
         is_rare = is_positive if counts[0] <= counts[1] else ~is_positive
         if value > 0.5 and min(counts) <= min(MAX_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
             auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
-        ends = [
-            find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0]),
-            find_tied_distances(intervals, false_steps / others, below, counts[1]),
-        ]
-        low, high = (math.hypot(*distances) for distances in zip(*ends, strict=True))
+        of_positives = find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0])
+        of_others = find_tied_distances(intervals, false_steps / others, below, counts[1])
+        low = math.hypot(of_positives[0], of_others[0])
+        high = math.hypot(of_positives[1], of_others[1])
         auc = auc._replace(low=min(auc.low, max(0.0, value - low)), high=max(auc.high, min(1.0, value + high)))
-    false_rate, true_rate = (divide_or(each, np.array(total)) for each, total in ((false, others), (true, positives)))
+    false_rate = divide_or(false, np.array(others))
+    true_rate = divide_or(true, np.array(positives))
     return Ranking(auc, average, false_rate, true_rate=true_rate, precision=precision, thresholds=thresholds)
 
 
@@ -315,16 +320,20 @@ def name_thresholds(
     `costs` are the costs of a miss and of a false alarm; a row has the mean cost over all examples. In the last row,
     probability 1 may mean "never predict the class".
     """
-    found = np.append(ranking.true_rate * positives, 0.0)
+    hits = np.append(ranking.true_rate * positives, 0.0)
     alarms = np.append(ranking.false_rate * others, 0.0)
     miss_cost, alarm_cost = costs
-    mean_costs = (alarms * alarm_cost + (positives - found) * miss_cost) / (positives + others)
-    f1 = divide_or(2 * found, found + alarms + positives)
-    fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
-    least = {name: np.float32(each) for name, each in fixed.items()}  # compares as `choose_classes` does
-    # At 0.5 the class is predicted only if it is more likely.
-    least["usual"] = np.nextafter(least["usual"], np.float32(1))
-    places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in least.items()}
+    mean_costs = (alarms * alarm_cost + (positives - hits) * miss_cost) / (positives + others)
+    f1 = divide_or(2 * hits, hits + alarms + positives)
+    fixed = {"usual": 0.5}
+    if chosen is not None:
+        fixed["chosen"] = chosen
+    places = {}
+    for name, threshold in fixed.items():
+        least = np.float32(threshold)  # compares as `choose_classes` does
+        if name == "usual":  # at 0.5 the class is predicted only if it is more likely
+            least = np.nextafter(least, np.float32(1))
+        places[name] = int(np.searchsorted(-ranking.thresholds, -least, "right")) - 1
     cost = f"least cost (a miss costs {miss_cost:g}, a false alarm {alarm_cost:g})"
     rows = []
     for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(mean_costs.argmin())}.items():
@@ -337,8 +346,8 @@ def name_thresholds(
             {
                 "threshold": name,
                 "probability": probability,
-                "precision": float(divide_or(found, found + alarms)[at]),
-                "recall": float(divide_or(found, np.array(positives))[at]),
+                "precision": float(divide_or(hits, hits + alarms)[at]),
+                "recall": float(divide_or(hits, np.array(positives))[at]),
                 "f1": float(f1[at]),
                 "cost": float(mean_costs[at]),
             }

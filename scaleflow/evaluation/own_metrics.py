@@ -114,10 +114,10 @@ def bind_examples(
         arguments = {}
         if key is not None:
             arguments[key] = np.ones(len(places)) if weights is None else weights[places]
-        found = function(target[places], answers[places], **arguments)  # copies, because the function may change them
-        value = np.asarray(found)
+        result = function(target[places], answers[places], **arguments)  # copies, because the function may change them
+        value = np.asarray(result)
         if value.ndim or value.dtype.kind not in "iuf" or not np.isfinite(value):
-            raise ValueError(f"it returned {str(found)[:60]!r}, and a number is needed")
+            raise ValueError(f"it returned {str(result)[:60]!r}, and a number is needed")
         return float(value)
 
     return compute
@@ -152,10 +152,10 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
 
 def compute_each(compute: Callable[[Array], float], samples: Iterable[Array], deadline: float) -> list[float]:
     """Computes a metric on each sample of examples, until the deadline. Skips samples for which it fails."""
-    found: list[float] = []
+    values: list[float] = []
     for places in samples:
         if time.monotonic() > deadline:
             break
         with contextlib.suppress(Exception):  # for instance if a sample lacks a class
-            found.append(compute(places))
-    return found
+            values.append(compute(places))
+    return values

@@ -45,18 +45,19 @@ class PredictionColumns:
 
     def convert(self, values: dict[str, Array]) -> dict[str, Any]:
         """Converts outputs [rows, ...] by name to columns by name, see `serving/prediction_columns.py`."""
-        values = {name: np.asarray(each, self.outputs[name].dtype) for name, each in values.items()}
-        columns = make_prediction_columns(self.outputs, values, self.has_all)
+        values = {name: np.asarray(array, self.outputs[name].dtype) for name, array in values.items()}
+        arrays = make_prediction_columns(self.outputs, values, self.has_all)
         if self.has_logits:
-            columns |= make_logit_columns(self.outputs, values)
-        made = {name: to_column(each) for name, each in columns.items()}
+            arrays |= make_logit_columns(self.outputs, values)
+        columns = {name: to_column(array) for name, array in arrays.items()}
         for name, described in self.outputs.items():
-            made |= mask_not_finite(name, described, values[name], made)
-        return made
+            columns |= mask_not_finite(name, described, values[name], columns)
+        return columns
 
     def make_empty(self) -> dict[str, Any]:
         """Returns the columns without values."""
-        return self.convert({name: np.zeros((0, *each.model_shape)) for name, each in self.outputs.items()})
+        no_rows = {name: np.zeros((0, *described.model_shape)) for name, described in self.outputs.items()}
+        return self.convert(no_rows)
 
     def make_schema(self) -> Any:
         """Returns the names and types of the columns."""
@@ -165,7 +166,8 @@ class Predictions:
         """The examples that are resampled together: groups, or blocks of rows in time; None: each by itself."""
         if self.has(GROUP):
             numbers = np.unique(self.column(GROUP), return_inverse=True)[1]
-            return Units(numbers, "group", f" of {self.divided_by}" if self.divided_by else "")
+            divided_by = f" of {self.divided_by}" if self.divided_by else ""
+            return Units(numbers, "group", divided_by)
         if self.has(TIME):
             return Units(number_blocks(self.column(TIME)), "block", f" in the order of {self.divided_by or 'time'}")
         return None
@@ -179,7 +181,11 @@ class Predictions:
 
 def find_units(*tables: tuple[Predictions, Array]) -> Units | None:
     """Returns the units of the same examples in several tables, from the first table that has units."""
-    return next((each.units.take(rows) for each, rows in tables if each.units is not None), None)
+    for predictions, rows in tables:
+        units = predictions.units
+        if units is not None:
+            return units.take(rows)
+    return None
 
 
 def name_column(output: str, column: str) -> str:
@@ -189,9 +195,12 @@ def name_column(output: str, column: str) -> str:
 
 def save_predictions(path: Path, predictions: Predictions) -> None:
     """Writes the record. Raises OSError if it cannot be written."""
+    outputs = []
+    for name, described in name_leaves(predictions.outputs).items():
+        outputs.append({"name": name, **asdict(described)})
     record = {
         "version": VERSION,
-        "outputs": [{"name": name, **asdict(each)} for name, each in name_leaves(predictions.outputs).items()],
+        "outputs": outputs,
         "split": predictions.split,
         "examples": predictions.examples,
         "digest": predictions.digest,
@@ -228,9 +237,12 @@ def convert_arrays(outputs: Mapping[str, Outputs], arrays: Mapping[str, Array]) 
     """Converts collected values, [rows, ...] by name, to a pyarrow Table."""
     columns = {EXAMPLE: to_column(arrays[EXAMPLE])}
     for name, described in outputs.items():
-        own = {key.removeprefix(f"{name}/"): values for key, values in arrays.items() if key.startswith(f"{name}/")}
-        made = make_kept_columns(described, own)
-        columns |= {name_column(name, column): values for column, values in made.items()}
+        own = {}
+        for key, values in arrays.items():
+            if key.startswith(f"{name}/"):
+                own[key.removeprefix(f"{name}/")] = values
+        for column, values in make_kept_columns(described, own).items():
+            columns[name_column(name, column)] = values
     if WEIGHT in arrays:
         columns[WEIGHT] = to_column(arrays[WEIGHT])
     return pyarrow.table(columns)
@@ -246,14 +258,14 @@ def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[s
     """
     form = choose_form(described)
     if form == "positions":
-        return {name: to_column(each) for name, each in values.items()}
+        return {name: to_column(array) for name, array in values.items()}
     if form in ("labels", "values"):
         targets = values["target"] if form == "values" else values["target"] > 0.5
         columns = spread("target", targets, described.names)
         if described.ignore is not None:
             is_ignored = (values["target"] == described.ignore).reshape(len(targets), -1).T
-            pairs = zip(columns.items(), is_ignored, strict=True)
-            columns = {name: mask_values(each, missing) for (name, each), missing in pairs}
+            for name, is_missing in zip(list(columns), is_ignored, strict=True):
+                columns[name] = mask_values(columns[name], is_missing)
         return {**columns, **PredictionColumns({"": described}).convert({"": values["output"]})}
     targets = values["target"].reshape(-1).astype(np.int64)
     is_ignored = np.zeros(len(targets), bool) if described.ignore is None else targets == described.ignore
@@ -273,13 +285,18 @@ def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[s
         rank = values["target_rank"]
     else:
         predicted = PredictionColumns({"": described}).convert({"": values["output"]})
-        chances = np.stack([each for name, each in predicted.items() if name.startswith("probability_")], axis=1)
+        of_classes = [column for name, column in predicted.items() if name.startswith("probability_")]
+        chances = np.stack(of_classes, axis=1)
         chance = chances[np.arange(len(targets)), targets]
         rank = 1 + (chances > chance[:, None]).sum(axis=1)
-    columns |= {"target_probability": to_column(chance), "target_rank": to_column(rank.astype(np.int32))}
-    return {**{name: mask_values(each, is_ignored) for name, each in columns.items()}, **predicted}
+    columns["target_probability"] = to_column(chance)
+    columns["target_rank"] = to_column(rank.astype(np.int32))
+    masked = {name: mask_values(column, is_ignored) for name, column in columns.items()}
+    return {**masked, **predicted}
 
 
 def mask_values(column: Any, is_missing: Array) -> Any:
     """Returns a column with missing values in some rows, [rows] bool."""
-    return column if not is_missing.any() else pyarrow.compute.if_else(pyarrow.array(is_missing), None, column)
+    if not is_missing.any():
+        return column
+    return pyarrow.compute.if_else(pyarrow.array(is_missing), None, column)

@@ -57,11 +57,11 @@ def score_bins(bins: Array, target: Array, is_class: bool, weights: Array, half:
     for is_learned in (half, ~half):
         is_tried = ~is_learned
         answers = answer_bins(bins[is_learned], target[is_learned], is_class, weights[is_learned])
-        given = answers[bins[is_tried]]
+        answer = answers[bins[is_tried]]
         if is_class:
-            scores[is_tried] = given == target[is_tried]
+            scores[is_tried] = answer == target[is_tried]
         else:
-            scores[is_tried] = np.abs(given - target[is_tried])
+            scores[is_tried] = np.abs(answer - target[is_tried])
     return float(np.average(scores, weights=weights))
 
 

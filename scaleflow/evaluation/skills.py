@@ -48,7 +48,7 @@ class Skill:
 
 def measure_skills(predictions: Predictions) -> dict[str, Skill]:
     """Returns the skills of each output, with names such as `balanced_accuracy` and `price/rank_correlation`."""
-    found: dict[str, Skill] = {}
+    of_outputs: dict[str, Skill] = {}
     for output, described in name_leaves(predictions.outputs).items():
         form = choose_form(described)
         if form in ("class", "best"):
@@ -57,8 +57,10 @@ def measure_skills(predictions: Predictions) -> dict[str, Skill]:
             skills = measure_position_skills(predictions, output, described)
         else:
             skills = measure_vector_skills(predictions, output, described)
-        found |= {name_metric(output, name): skill for name, skill in skills.items() if np.isfinite(skill.value)}
-    return found
+        for name, skill in skills.items():
+            if np.isfinite(skill.value):
+                of_outputs[name_metric(output, name)] = skill
+    return of_outputs
 
 
 def measure_class_skills(predictions: Predictions, output: str, described: Outputs) -> dict[str, Skill]:
@@ -80,9 +82,7 @@ def measure_class_skills(predictions: Predictions, output: str, described: Outpu
 
 
 def measure_vector_skills(predictions: Predictions, output: str, described: Outputs) -> dict[str, Skill]:
-    """Returns the skills of each label (balanced accuracy, AUC), or of each value (rank correlation
-    with its targets).
-    """
+    """Returns balanced accuracy and AUC of each label, or the rank correlation of each value with its targets."""
     vectors = read_vectors(predictions, output, described)
     count = vectors.target.shape[1]
     names = described.names or tuple(map(str, range(count)))
@@ -96,11 +96,11 @@ def measure_vector_skills(predictions: Predictions, output: str, described: Outp
             skills[f"rank_correlation{end}"] = Skill(correlate_ranks(target, prediction), 0.0)
             continue
         is_label = target > 0.5
-        said = prediction > 0.5
+        is_predicted = prediction > 0.5
         support = np.array([np.sum(~is_label), np.sum(is_label)], np.float64)
         if not support.all():
             continue
-        correct = np.array([np.sum(~is_label & ~said), np.sum(is_label & said)], np.float64)
+        correct = np.array([np.sum(~is_label & ~is_predicted), np.sum(is_label & is_predicted)], np.float64)
         step = 1 / support.min() / 2
         skills[f"balanced_accuracy{end}"] = Skill(float(np.mean(correct / support)), 0.5, step)
         area = rank_scores(vectors.chances[is_used, n], is_label, Intervals(len(target), is_wanted=False)).auc.value
@@ -136,7 +136,7 @@ def is_constant(values: Array) -> bool:
 
 def find_constant_parts(predictions: Predictions) -> list[str]:
     """Returns the outputs, labels and values with the same answer for all examples; "" is the only output."""
-    found = []
+    constant = []
     for output, described in name_leaves(predictions.outputs).items():
         form = choose_form(described)
         if form == "positions":
@@ -146,17 +146,17 @@ def find_constant_parts(predictions: Predictions) -> list[str]:
             scores = data.confidence[:, None] if data.chances is None else data.chances
             same_class = len(data.predicted) > 1 and len(np.unique(data.predicted)) == 1
             if same_class and all(is_constant(column) for column in scores.T):
-                found.append(output)
+                constant.append(output)
             continue
         vectors = read_vectors(predictions, output, described)
         values = vectors.prediction if vectors.chances is None else vectors.chances
         names = described.names or tuple(map(str, range(values.shape[1])))
         is_same = [is_constant(values[vectors.is_used[:, n], n]) for n in range(values.shape[1])]
-        if len(is_same) == 1 or all(is_same):
-            found += [output] if all(is_same) else []
-        else:
-            found += [name_metric(output, name) for name, same in zip(names, is_same, strict=True) if same]
-    return found
+        if all(is_same):
+            constant.append(output)
+        elif len(is_same) > 1:
+            constant += [name_metric(output, name) for name, same in zip(names, is_same, strict=True) if same]
+    return constant
 
 
 def find_useless_skills(before: Mapping[str, Skill], now: Mapping[str, Skill]) -> dict[str, tuple[float, float]]:

@@ -36,7 +36,7 @@ def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.
     if not Path(path).is_file():
         raise ConfigError(f"model.path={path}: there is no such file; use a file that keras.Model.save wrote")
     model = load_keras_file(path, f"model.path={path}")
-    expected = map_leaves(lambda each: (None, *each.shape), inputs)
+    expected = map_leaves(lambda leaf: (None, *leaf.shape), inputs)
     if not isinstance(expected, dict) and not fits(model.input_shape, expected):
         raise ConfigError(
             f"model.path={path}: the model takes inputs of the shape {model.input_shape}, and the dataset gives "
@@ -59,7 +59,7 @@ def read_compile_config(path: str) -> Mapping[str, Any] | None:
     return compiled if isinstance(compiled, Mapping) and compiled else None
 
 
-def fits(taken: object, given: tuple[int | None, ...]) -> bool:
-    if not isinstance(taken, tuple) or len(taken) != len(given):
+def fits(taken: object, shape: tuple[int | None, ...]) -> bool:
+    if not isinstance(taken, tuple) or len(taken) != len(shape):
         return False
-    return all(None in pair or pair[0] == pair[1] for pair in zip(taken, given, strict=True))
+    return all(None in pair or pair[0] == pair[1] for pair in zip(taken, shape, strict=True))

@@ -73,7 +73,7 @@ def check_preset_words(target: Target, inputs: InputStructure, reading: Mapping[
     """
     given = {"preset": None, "weights": True, **target.arguments}
     tokenizer = str(reading.get("tokenizer", "")).partition(" ")[0]
-    has_texts = any(each.dtype == "string" for each in name_leaves(inputs).values())
+    has_texts = any(leaf.dtype == "string" for leaf in name_leaves(inputs).values())
     is_preset = target.path == f"{__name__}.build" and given["preset"] and given["weights"]
     if is_preset and (has_texts or tokenizer in ("bytes", "words")):
         raise ConfigError(

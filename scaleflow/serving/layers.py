@@ -26,18 +26,18 @@ def choose_layer(model: Any, name: str) -> Any:
     Raises ValueError if there is no such layer, or several. The message lists the most similar layers first.
     """
     layers = dict(walk_named_layers(model))
-    found = [name] if name in layers else [path for path in layers if path.endswith(f"/{name}")]
-    if len(found) == 1:
-        return layers[found[0]]
+    matching = [name] if name in layers else [path for path in layers if path.endswith(f"/{name}")]
+    if len(matching) == 1:
+        return layers[matching[0]]
     compare = difflib.SequenceMatcher(None, b=name.lower())
 
     def differ(path: str) -> float:
         compare.set_seq1(path.rpartition("/")[2].lower())
         return -compare.ratio()
 
-    paths = found or sorted(layers, key=differ)
+    paths = matching or sorted(layers, key=differ)
     more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
-    why = "several layers have this name" if found else "there is no such layer"
+    why = "several layers have this name" if matching else "there is no such layer"
     raise ValueError(f"{why}; the model has {', '.join(paths[:MAX_NAMED])}{more}")
 
 
@@ -47,20 +47,20 @@ def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
     Raises ValueError if the layer's result is not a tensor of numbers with a row for each example.
     """
     call = layer.call
-    found = list[Any]()
+    results = list[Any]()
 
     def keep(*arguments: Any, **options: Any) -> Any:
-        found.append(call(*arguments, **options))
-        return found[-1]
+        results.append(call(*arguments, **options))
+        return results[-1]
 
     layer.call = keep  # works for every kind of model
     try:
         outputs = model(inputs, training=False)
     finally:
         layer.call = call
-    if not found:
+    if not results:
         raise ValueError("the model does not use this layer")
-    (values, *others) = tf.nest.flatten(found[-1])
+    (values, *others) = tf.nest.flatten(results[-1])
     rows = tf.nest.flatten(inputs)[0].shape[0]
     if others or not isinstance(values, tf.Tensor) or values.dtype == tf.string:
         raise ValueError("this layer does not return numbers, one tensor of them")

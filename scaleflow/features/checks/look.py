@@ -43,7 +43,7 @@ def look_at_dataset(
 
     Raises ConfigError if the dataset cannot be read, or if its examples differ in shape.
     """
-    sys.path[:0] = [each for each in plan.search if each not in sys.path]
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     from scaleflow import dataset
 
     setup_runtime(plan, emit)

@@ -57,9 +57,12 @@ def main(typed: list[str]) -> Outcome:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with display_for() as display, catch_stop_signals() as stop:
         run, formats = convert_tracked_model(words, display, stop)
-        shown = [{"name": each.name, **asdict(each)} for each in formats]
-        display.print_summary([*format_model_rows(run), *(row for each in formats for row in each.list_rows())])
-    code = FAILED if any(each.error for each in formats) else FINISHED
+        rows = list(format_model_rows(run))
+        for exported in formats:
+            rows += exported.list_rows()
+        display.print_summary(rows)
+    shown = [{"name": exported.name, **asdict(exported)} for exported in formats]
+    code = FAILED if any(exported.error for exported in formats) else FINISHED
     return Outcome(code, lambda: {**answer_model(run), "formats": shown})
 
 

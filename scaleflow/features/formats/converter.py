@@ -172,7 +172,7 @@ def convert_to_formats(plan: Plan, exported: Path, formats: Sequence[str], is_tr
 
     An `is_trial` uses a few examples, before training.
     """
-    sys.path[:0] = [each for each in plan.search if each not in sys.path]
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     emit(PhaseBegan("loading the model"))
     runtime = setup_runtime(plan, emit)
     state = read_learned_state(exported)

@@ -87,8 +87,8 @@ class ExportFormat:
 def list_formats() -> Mapping[str, ExportFormat]:
     """Returns the formats in the modules of `runtimes/`, by name."""
     formats = {}
-    for found in pkgutil.iter_modules(runtimes.__path__):
-        module = import_module(f"{runtimes.__name__}.{found.name}")
+    for entry in pkgutil.iter_modules(runtimes.__path__):
+        module = import_module(f"{runtimes.__name__}.{entry.name}")
         for form in getattr(module, "FORMATS", ()):
             formats[form.name] = form
     return formats

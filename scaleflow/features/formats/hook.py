@@ -28,16 +28,16 @@ class FormatsHook(WorkerHook):
             return
         with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
             export(Path(folder))
-            found = []
+            exported_formats = []
             if run.is_chief:
-                found = export_formats(
+                exported_formats = export_formats(
                     run.plan, Path(folder), run.emit, log=run.log, should_stop=run.should_stop, is_trial=True
                 )
-        for each in found:
-            if each.error:
-                others = [other.name for other in found if not other.error]
+        for exported in exported_formats:
+            if exported.error:
+                others = [other.name for other in exported_formats if not other.error]
                 rest = f"[{', '.join(others)}]" if others else "null"
-                raise ConfigError(f"export.formats: {each.name}: {each.error}; use export.formats={rest}")
+                raise ConfigError(f"export.formats: {exported.name}: {exported.error}; use export.formats={rest}")
 
     def after_export(self, run: TrainedRun, step: int) -> None:
         """Exports the formats of the trained model, reports them with their metrics, and writes their table."""
@@ -47,11 +47,13 @@ class FormatsHook(WorkerHook):
         except ConfigError as error:  # the data cannot be read; keep the trained model
             names = run.plan.of(ExportOptions).formats or ()
             formats = [FormatExported(name, "", error=str(error)) for name in names]
-        for each in formats:
-            run.emit(each)
-            if each.values:
+        for exported in formats:
+            run.emit(exported)
+            if exported.values:
                 run.emit(
-                    MetricsLogged(step, {f"export/{each.name}/{key}": value for key, value in each.values.items()})
+                    MetricsLogged(
+                        step, {f"export/{exported.name}/{key}": value for key, value in exported.values.items()}
+                    )
                 )
         table = run.folder / "formats.json"
         table.write_text(json.dumps(make_format_table(formats), indent=1))

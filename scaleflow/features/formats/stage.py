@@ -12,9 +12,9 @@ class ConvertStage(StageCommand):
 
     def read_extra_outputs(self, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         metrics = {}
-        for each in answer["formats"]:
-            for key, value in each["values"].items():
-                metrics[f"{each['name']}/{key}"] = value
+        for exported in answer["formats"]:
+            for key, value in exported["values"].items():
+                metrics[f"{exported['name']}/{key}"] = value
         return {"metrics": metrics}
 
 

@@ -68,24 +68,24 @@ def export_formats(
 
     Raises ConfigError if the run's data cannot be read.
     """
-    found: dict[str, FormatExported] = {}
+    results: dict[str, FormatExported] = {}
     names = list(plan.of(ExportOptions).formats or ())
-    while remaining := [name for name in names if name not in found]:
+    while remaining := [name for name in names if name not in results]:
         task = ConvertModel(str(exported), remaining, is_trial)
         error = "stopped"
         for event in run_conversion(plan, task, log=log, should_stop=should_stop):
             if isinstance(event, FormatExported):
-                found[event.name] = event
+                results[event.name] = event
             elif isinstance(event, PhaseBegan | Note):
                 emit(event)
             elif isinstance(event, RunRefused):
                 raise ConfigError(event.message)
             elif isinstance(event, FaultReported):
                 error = event.error
-        missing = next((name for name in remaining if name not in found), None)
+        missing = next((name for name in remaining if name not in results), None)
         if missing:
-            found[missing] = FormatExported(missing, "", error=error)
-    return [found[name] for name in names]
+            results[missing] = FormatExported(missing, "", error=error)
+    return [results[name] for name in names]
 
 
 def run_conversion(plan: Plan, task: ConvertModel, log: Path, should_stop: Callable[[], bool]) -> Iterator[Event]:

@@ -364,8 +364,8 @@ def make_task(
     selected = split_names(typed.columns)
     source = open_input(typed.input, typed.delimiter, state, selected=selected)
     columns = match_columns(state, source.schema, selected or source.values)
-    outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
-    if typed.logits and all(each.kind == "regression" for each in outputs.values()):
+    outputs = {name: drop_unfit_names(described) for name, described in name_leaves(state.outputs).items()}
+    if typed.logits and all(described.kind == "regression" for described in outputs.values()):
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = PredictionColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:

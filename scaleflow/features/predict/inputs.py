@@ -72,7 +72,7 @@ def open_input(path: str, delimiter: str | None, state: LearnedState, selected: 
         ConfigError: if there is no such file, or it cannot be read.
     """
     if Path(path, SAVED_SPLITS).is_file():
-        splits = sorted(each.parent.name for each in Path(path).glob(f"*/{SAVED_SPLIT}"))
+        splits = sorted(file.parent.name for file in Path(path).glob(f"*/{SAVED_SPLIT}"))
         raise ConfigError(f"--input {path}: has the splits {', '.join(splits)}; use --input {path.rstrip('/')}/NAME")
     if Path(path, SAVED_SPLIT).is_file():
         return open_saved_dataset(path, state.reading)
@@ -242,7 +242,7 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
     """Opens an `.npz` file. Its columns are the arrays of the model's inputs and all arrays of the same length."""
     if len(files) > 1:
         raise ConfigError(f"--input {path}: has {len(files)} .npz files; use one of them")
-    arrays = {name: each for name, each in open_arrays(files[0], "--input").items() if each.ndim}
+    arrays = {name: array for name, array in open_arrays(files[0], "--input").items() if array.ndim}
     is_single = "" in name_leaves(state.inputs)
     names = list(selected) if is_single else list(name_leaves(state.inputs))
     if not names:  # the name in training, or the only array
@@ -262,7 +262,8 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
         table = pyarrow.table({name: to_column(np.asarray(arrays[name][first:end])) for name in columns})
         return RowBatch(first, table)
 
-    schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
+    columns_of_rows = [name for name, array in arrays.items() if len(array) == rows]
+    schema = read(columns_of_rows, 0, 0).table.schema
     read_all = read_places(rows, read)
     values = names if is_single else ()
     return RowSource(files, schema, read_all, name=partial(name_row, files[0]), rows=rows, values=values)

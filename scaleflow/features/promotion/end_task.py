@@ -53,6 +53,6 @@ class PromoteModel(EndTask):
 def trust_own_code(spec: RunSpec) -> CommandWords:
     """Returns the promotion command for a run. It trusts the user's code that the run itself used."""
     modules = list_own_modules(spec.plan.config)
-    folders = [each for each in spec.plan.search if Path(each).is_dir()] if modules else []
+    folders = [folder for folder in spec.plan.search if Path(folder).is_dir()] if modules else []
     line = [*name_command("promote").split(), str(spec.folder)]
     return CommandWords(config_dirs=folders, run_id=str(spec.folder), trusted=modules, line=line)

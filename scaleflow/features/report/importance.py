@@ -71,7 +71,7 @@ def list_columns(inputs: Any) -> dict[str, TableColumn]:
 
     named: Mapping[str, Inputs] = name_leaves(inputs)
     if len(named) > 1:
-        if any(each.shape for each in named.values()):
+        if any(described.shape for described in named.values()):
             return {}
         return {name: TableColumn(name, None) for name in named}
     columns: dict[str, TableColumn] = {}

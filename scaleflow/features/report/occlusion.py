@@ -42,7 +42,7 @@ def explain_mistakes(kept: KeptPredictions) -> dict[int, Any]:
         return {}
     raw, _ = kept.reader.read_examples(examples)
     deadline = time.monotonic() + kept.plan.evaluation.seconds
-    found: dict[int, Any] = {}
+    mattered: dict[int, Any] = {}
     for n, example in enumerate(examples):
         if time.monotonic() > deadline:
             break
@@ -50,8 +50,8 @@ def explain_mistakes(kept: KeptPredictions) -> dict[int, Any]:
         words, variants = occlude(name_leaves(one)[key][0], is_picture)
         if len(variants) > 1:  # otherwise a text without words
             shares = measure_parts(kept, one, key, variants, name, described)
-            found[int(example)] = shape_shares(words, shares)
-    return found
+            mattered[int(example)] = shape_shares(words, shares)
+    return mattered
 
 
 def find_explained_input(inputs: Any) -> str | None:

@@ -27,18 +27,18 @@ def open_keras_file(path: Path) -> Compute:
     for module in filter(None, os.environ.get(MODULES, "").split(",")):
         import_module(module)
     model = keras.models.load_model(path, compile=False, safe_mode=os.environ.get(IS_SAFE) != "no")
-    run = tf.function(lambda given: model(given, training=False), autograph=False, reduce_retracing=True)
+    run = tf.function(lambda inputs: model(inputs, training=False), autograph=False, reduce_retracing=True)
 
     def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
-        given: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, array in arrays.items():
             *parents, leaf = name.split("/")
-            place = given
+            place = inputs
             for parent in parents:
                 place = place.setdefault(parent, {})
             place[leaf] = tf.constant(array)
-        outputs = run(given.get("", given))
-        return {name: each.numpy() for name, each in name_leaves(outputs).items()}
+        outputs = run(inputs.get("", inputs))
+        return {name: tensor.numpy() for name, tensor in name_leaves(outputs).items()}
 
     return compute
 

@@ -25,7 +25,7 @@ def write_litert(model: PortableModel, path: Path, calibration: Calibration, is_
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]  # not TensorFlow's: other runtimes lack them
     if is_int8:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = lambda: ((SIGNATURE, dict(each)) for each in calibration())
+        converter.representative_dataset = lambda: ((SIGNATURE, dict(example)) for example in calibration())
         converter.target_spec.supported_ops += [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     path.write_bytes(converter.convert())
 

@@ -33,11 +33,11 @@ def open_onnx(path: Path) -> Compute:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
-    used = {each.name for each in session.get_inputs()}
+    names = [output.name for output in session.get_outputs()]
+    used = {taken.name for taken in session.get_inputs()}
 
     def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
-        values = session.run(None, {name: each for name, each in arrays.items() if name in used})
+        values = session.run(None, {name: array for name, array in arrays.items() if name in used})
         return dict(zip(names, values, strict=True))
 
     return compute
