@@ -139,4 +139,7 @@ def draw_sample(examples: int, most: int) -> Array | None:
 
 def concatenate_parts(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Joins arrays of several parts by name."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    joined = {}
+    for name in parts[0]:
+        joined[name] = np.concatenate([part[name] for part in parts])
+    return joined

@@ -403,7 +403,8 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     slopes = (1 / np.where(is_narrow, 1 / STEEP, high - low)).astype(np.float32)
     least = np.zeros((BINS, 1), np.float32)
     most = np.ones((BINS, 1), np.float32)
-    least[0], most[-1] = -1, 2  # the first and the last piece continue a little beyond the range of the training data
+    least[0] = -1  # the first and the last piece continue a little beyond the range of the training data
+    most[-1] = 2
     shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
     bent = embed_each(shares, "f", "e", count=BIN_FEATURES, name="piecewise", kernel=uniform(BINS**-0.5))

@@ -325,7 +325,8 @@ def make_learning_rate(
         return peak
     schedule = Schedule(peak, options, total_steps)
     if given is not None:
-        schedule.peak, schedule.given = peak / options.learning_rate, given()
+        schedule.peak = peak / options.learning_rate
+        schedule.given = given()
         if not isinstance(schedule.given, keras.optimizers.schedules.LearningRateSchedule):
             raise ConfigError(
                 f"optimizer.schedule: it made a {type(schedule.given).__name__}, expected a "

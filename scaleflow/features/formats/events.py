@@ -31,9 +31,17 @@ class FormatExported(ModelVariant, event="format"):
         if self.error:
             return [(self.name, f"not exported: {self.error}")]
         shown = {name: format_number(value) for name, value in self.values.items()}
-        parts = [f"{self.split} {name} {shown[name]}" for name in ("accuracy", "mae", "loss") if name in shown][:1]
-        units = {"mb": "{} MB", "ms": "{} ms an example", "difference": "largest difference {}"}
-        parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
+        parts = []
+        for name in ("accuracy", "mae", "loss"):
+            if name in shown:
+                parts.append(f"{self.split} {name} {shown[name]}")
+                break
+        if "mb" in shown:
+            parts.append(f"{shown['mb']} MB")
+        if "ms" in shown:
+            parts.append(f"{shown['ms']} ms an example")
+        if "difference" in shown:
+            parts.append(f"largest difference {shown['difference']}")
         return [(self.name, ", ".join(parts))]
 
     def describe(self) -> tuple[str, Mapping[str, float]]:

@@ -21,14 +21,14 @@ def log_formats(
 ) -> None:
     """Logs the files of good formats to the model, and the metrics and results of all formats to the run."""
     now = int(time.time() * 1000)
-    for each in formats:
-        folder = Path(each.path).parent
-        if not each.error and folder.name == each.name:  # the Keras file is already part of the model
+    for exported in formats:
+        folder = Path(exported.path).parent
+        if not exported.error and folder.name == exported.name:  # the Keras file is already part of the model
             for path in sorted(folder.iterdir()):
-                tracker.log_model_file(str(model.model_id), path, f"data/{each.name}")
-        names = {f"export/{each.name}/{key}": value for key, value in each.values.items()}
-        tracker.log_model_metrics(str(model.model_id), names, step=model.step, time=now)
-        tracker.set_tags(each.list_tags())
+                tracker.log_model_file(str(model.model_id), path, f"data/{exported.name}")
+        metrics = {f"export/{exported.name}/{key}": value for key, value in exported.values.items()}
+        tracker.log_model_metrics(str(model.model_id), metrics, step=model.step, time=now)
+        tracker.set_tags(exported.list_tags())
     with tempfile.TemporaryDirectory() as temporary:
         before = download_artifact(f"runs:/{model.run_id}/{TABLE}", tracker.uri, Path(temporary))
         path = Path(temporary, Path(TABLE).name)
@@ -37,20 +37,28 @@ def log_formats(
 
 
 def read_table(path: Path | None) -> Mapping[str, Any]:
+    """Returns the table in a file; one without rows if there is no file, or if it has no table."""
+    empty: dict[str, Any] = {"columns": [], "data": []}
+    if path is None:
+        return empty
     try:
-        found = json.loads(path.read_text()) if path is not None else {}
+        table = json.loads(path.read_text())
     except ValueError:
-        found = {}
-    return found if isinstance(found, dict) and {"columns", "data"} <= found.keys() else {"columns": [], "data": []}
+        return empty
+    if not isinstance(table, dict) or not {"columns", "data"} <= table.keys():
+        return empty
+    return table
 
 
 def merge_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Joins two tables. If both have a row with the same first cell, the row in `now` wins."""
     columns = list(dict.fromkeys([*now["columns"], *before["columns"]]))
-    rows = {
-        row[0]: dict(zip(table["columns"], row, strict=False))
-        for table in (before, now)
-        for row in table["data"]
-        if row
-    }
-    return {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows.values()]}
+    rows: dict[Any, dict[str, Any]] = {}
+    for table in (before, now):
+        for cells in table["data"]:
+            if cells:
+                rows[cells[0]] = dict(zip(table["columns"], cells, strict=False))
+    data = []
+    for row in rows.values():
+        data.append([row.get(column) for column in columns])
+    return {"columns": columns, "data": data}

@@ -209,11 +209,13 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, with its content at the root of the config."""
     command = CommandWords(config_dirs=config_dirs).prepare()
     files = find_pipeline_files(name, config_dirs)
-    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # this reads many files
-        raise ConfigError(
-            f"{name}: there is no such pipeline{suggest(name, known)} ({', '.join(known)}); it is a file "
-            f"{GROUP}/NAME.yaml in the folder of --config-dir"
-        )
+    if not files:
+        known = list_options(config_dirs).get(GROUP, [])  # reads many files
+        if name not in known:
+            raise ConfigError(
+                f"{name}: there is no such pipeline{suggest(name, known)} ({', '.join(known)}); it is a file "
+                f"{GROUP}/NAME.yaml in the folder of --config-dir"
+            )
     if len(files) > 1:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     try:

@@ -157,7 +157,10 @@ def describe_longer_runs(folder: str | None) -> str:
     if folder is None:
         return ""
     for path in (Path(folder), *sorted(path.parent for path in Path(folder).glob("*/events.jsonl"))):
-        if RunFolder(path).count_resumes() and (length := RunState.read(path).resumed_length):
+        if not RunFolder(path).count_resumes():
+            continue
+        length = RunState.read(path).resumed_length
+        if length:
             words = " ".join(f"{key}={format_value(value)}" for key, value in length.items())
             return f"{path.relative_to(Path(folder).parent)} was resumed with {words}"
     return ""

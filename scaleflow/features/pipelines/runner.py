@@ -113,15 +113,15 @@ class StageProcess:
 
     def wait(self, display: Display, stop: StopRequest) -> int:
         """Shows the process's output and forwards signals until it ends. Returns its exit code."""
-        told = 0
+        forwarded = 0
         code = None
         while code is None:  # wait first: a signal while Python starts gives a traceback
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(LOOK_SECONDS)
             self._show_output(display)
             asked = max(1, stop.times) if stop.is_set() else 0
-            if asked > told:
-                told = asked
+            if asked > forwarded:
+                forwarded = asked
                 self._process.send_signal(stop.signal or signal.SIGTERM)
         return code if code >= 0 else SIGNAL_BASE - code
 
@@ -372,7 +372,8 @@ class PipelineRunner:
                 if stage.command.has_own_run:
                     self._repair_stage(stage.name, record)
             except ConfigError as refusal:
-                record.status, record.reason = "FAILED", str(refusal)
+                record.status = "FAILED"
+                record.reason = str(refusal)
             except (OSError, KeyError, ValueError) as error:
                 record.status = "FAILED"
                 record.reason = f"its answer cannot be read: {error}"
