@@ -19,7 +19,13 @@ from scaleflow import __version__
 from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
-from scaleflow.commands.table import check_first_word, describe_commands, find_command, run_named_command
+from scaleflow.commands.table import (
+    check_first_word,
+    describe_commands,
+    find_command,
+    run_named_command,
+    translate_file_word,
+)
 from scaleflow.config.compose import (
     CONF,
     CommandWords,
@@ -30,18 +36,12 @@ from scaleflow.config.compose import (
     parse_config_dirs,
 )
 from scaleflow.config.synonyms import translate_words
-from scaleflow.config.words import FLAGS_WITH_VALUE, split_flags, split_overrides
+from scaleflow.config.words import RUN_FLAGS, split_flags, split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import find_environment_secrets, find_typed_secrets, remember_secrets
-from scaleflow.launcher.command_exit import FAILED, JSON, Outcome
+from scaleflow.launcher.command_exit import FAILED, Outcome
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
-
-#: All flags of a run.
-FLAGS = (
-    *(*FLAGS_WITH_VALUE, "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
-    *("--shell-completion", "-sc", JSON),
-)
 
 #: Error numbers of a full disk, if the standard output is a file.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -69,7 +69,7 @@ def run_words(words: list[str], began: float) -> Outcome:
     """Runs a job or a sweep. Raises ConfigError if its words cannot work."""
     if words[:1] in (["-sc"], ["--shell-completion"]) and LINE in os.environ and complete_line():
         return Outcome()
-    flags, overrides = split_flags(translate_words(split_overrides(words), FLAGS))
+    flags, overrides = split_flags(translate_words(split_overrides(translate_file_word(words)), RUN_FLAGS))
     check_first_word(overrides)
     if "--version" in flags:  # Hydra would print its own version
         print(f"scaleflow {__version__}")

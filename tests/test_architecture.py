@@ -71,10 +71,12 @@ WORKER_MODULES = {
     "scaleflow.features.formats.runtimes.keras_file",
     "scaleflow.features.formats.runtimes.litert",
     "scaleflow.features.predict.compute",
+    *(f"scaleflow.features.script.{name}" for name in ("keras_calls", "recorder", "saved_model", "setting")),
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.layers",
     "scaleflow.serving.loader",
+    "scaleflow.serving.plain_model",
     "scaleflow.features.warm.server",
     *(f"scaleflow.worker.{name}" for name in ("build", "data", "engine", "evaluate", "export", "failures")),
     *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "runtime")),
@@ -314,9 +316,8 @@ def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
     for name in SOURCES:
         if package_of(name) == "serving":
             used = {each for each in imported(name) if each.startswith("scaleflow")}
-            assert used <= {
-                f"scaleflow.serving.{name}" for name in ("prediction_columns", "cells", "layers", "reasons")
-            }
+            names = ("prediction_columns", "cells", "layers", "reasons", "signature_files")
+            assert used <= {f"scaleflow.serving.{name}" for name in names}
 
 
 #: Packages of which all modules are private, though their names do not say so.

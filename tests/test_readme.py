@@ -39,11 +39,16 @@ NOT_COMPOSED = r"--config-dir|--help|miror|--target|^-sc|^lines[ .]"
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if not re.search(NOT_COMPOSED, line)])
-def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_composes(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()  # the script that some of the commands run
+    (tmp_path / "train.ipynb").touch()
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line)
     if "-m" in words:  # of a sweep what all jobs share
         words = [word for word in words if word != "-m" and "," not in word]
-    assert main([*words, *([] if "--cfg" in words else ["--cfg", "job"])]) == 0
+    assert main([*([] if "--cfg" in words else ["--cfg", "job"]), *words]) == 0
     assert capsys.readouterr().out
 
 

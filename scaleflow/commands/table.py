@@ -4,13 +4,22 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 from scaleflow.commands.frame import run_command
 from scaleflow.config.synonyms import OTHER_COMMANDS, simplify, translate_path
 from scaleflow.config.unknown_keys import suggest
+from scaleflow.config.words import FLAGS_WITH_VALUE
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.features import Command, CommandGroup, list_features, tell_problem
+from scaleflow.interfaces.features import (
+    Command,
+    CommandGroup,
+    find_file_word,
+    import_named,
+    list_features,
+    tell_problem,
+)
 from scaleflow.launcher.command_exit import JSON, Outcome
 
 #: The commands of the core.
@@ -109,6 +118,33 @@ def find_command(words: Sequence[str]) -> Command | None:
     if not first.isidentifier():
         return None  # a flag or an override: no need to read the features
     return list_commands().get(first)
+
+
+def translate_file_word(words: Sequence[str]) -> list[str]:
+    """Returns the words of a run. If the first word is a file of a feature, such as `train.py`, the feature translates
+    all words.
+
+    Raises ConfigError if they cannot work.
+    """
+    place = find_first_word(words)
+    suffix = Path(words[place]).suffix.lower() if place is not None else ""
+    if place is None or not suffix or "=" in words[place]:
+        return list(words)
+    name = find_file_word(suffix)
+    if not name:
+        return list(words)
+    translated: list[str] = import_named(name)(words, place)
+    return translated
+
+
+def find_first_word(words: Sequence[str]) -> int | None:
+    """Returns the position of the first word that is neither a flag nor the value of a flag; None if there is none."""
+    is_value = False
+    for place, word in enumerate(words):
+        if not is_value and not word.startswith("-"):
+            return place
+        is_value = not is_value and word in FLAGS_WITH_VALUE
+    return None
 
 
 def describe_commands() -> str:

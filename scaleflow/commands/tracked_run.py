@@ -16,6 +16,7 @@ from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import BY_SIZE, Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, PhaseBegan, RunEnded, RunRefused
+from scaleflow.interfaces.features import find_own_runs
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.prepare import make_plan
@@ -65,12 +66,20 @@ def parse_command(
     return command, typed
 
 
-def find_run(words: CommandWords, needs_run: bool = True) -> tuple[Run, CommandWords]:
+def find_run(words: CommandWords, needs_run: bool = True, is_repeated: bool = False) -> tuple[Run, CommandWords]:
     """Returns the run that a command names, and the command with the `--config-dir` folders of the run's own command.
 
-    Raises ConfigError if there is no such run, or if the command needs the run and only its model is left.
+    Args:
+        needs_run: whether the command needs the run, and not only its model.
+        is_repeated: whether the command only runs the same again. Others need a run whose data and outputs scaleflow
+            knows.
+
+    Raises ConfigError if there is no such run, or if the command cannot use it.
     """
     run = Run.find(words.run_id, find_store_options(words), needs_run)
+    own = None if is_repeated else find_own_runs(run.settings)
+    if own is not None:
+        raise ConfigError(f"{words.run_id}: {own.reason}")
     return run, run.complete(words)
 
 

@@ -16,6 +16,8 @@ from keras.src import backend
 from keras.src.backend import get_keras_mask as read_mask  # that Keras passes on with a tensor; None for none
 from keras.src.backend import get_stateless_scope as find_stateless_scope  # that replaces variables' values, or None
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
 
 
@@ -272,3 +274,46 @@ find_loss_mean = attrgetter("_loss_tracker")
 #: method that determines the direction, which Keras calls after the first epoch. Some metrics and callbacks lack them.
 DIRECTION = "_direction"
 DECIDE = "_set_monitor_op"
+
+
+# Losses and gradients of several replicas
+
+
+@contextlib.contextmanager
+def average_replicas() -> Iterator[None]:
+    """Makes Keras average the losses and gradients of replicas.
+
+    Keras divides each loss that it computes by the number of replicas, and adds up the gradients. Two faults follow. If
+    an own `train_step` of the user computes a loss without Keras, the loss is not divided, and its gradient is too
+    large. If it returns a loss of Keras, the divided loss is reported. Inside the `with` block no loss is divided. Each
+    gradient is divided instead, before the sum.
+    """
+    reduce_gradients = TFOptimizer._all_reduce_sum_gradients
+
+    def reduce_divided(optimizer: Any, grads_and_vars: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        replicas = 1 if context is None else context.num_replicas_in_sync
+        if replicas > 1:
+            grads_and_vars = [(divide_gradient(gradient, replicas), each) for gradient, each in grads_and_vars]
+        return reduce_gradients(optimizer, grads_and_vars)
+
+    scale = loss_module.scale_loss_for_distribution
+    unscale = loss_module.unscale_loss_for_distribution
+    loss_module.scale_loss_for_distribution = loss_module.unscale_loss_for_distribution = lambda value: value
+    TFOptimizer._all_reduce_sum_gradients = reduce_divided
+    try:
+        yield
+    finally:
+        loss_module.scale_loss_for_distribution = scale
+        loss_module.unscale_loss_for_distribution = unscale
+        TFOptimizer._all_reduce_sum_gradients = reduce_gradients
+
+
+def divide_gradient(gradient: Any, replicas: int) -> Any:
+    """Returns a gradient divided by the number of replicas; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(replicas, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(replicas, gradient.dtype)

@@ -310,7 +310,7 @@ def check_typed_keys(typed: Sequence[Override], words: CommandWords, loader: Any
     for override in typed:
         key = override.key_or_group
         is_group = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
-        if is_group or key.startswith("hydra") or override.is_add():
+        if is_group or key.startswith("hydra") or override.is_add() or override.is_force_add():
             continue
         choices = find_choices(typed, groups)
         if not known:  # composing the configs takes a while

@@ -29,6 +29,12 @@ FLAGS_WITH_VALUE = (
     "--experimental-rerun",
 )
 
+#: All flags of a run.
+RUN_FLAGS = (
+    *(*FLAGS_WITH_VALUE, "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc", "--json"),
+)
+
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits words into flags with their values, and overrides."""

@@ -46,6 +46,10 @@ class Event:
         """Returns the run's tags that the event sets in the store."""
         return {}
 
+    def list_params(self) -> Mapping[str, str]:
+        """Returns the params that the event adds to the run in the store. A param cannot change."""
+        return {}
+
 
 #: Receives the events of a worker.
 Emit = Callable[[Event], None]
@@ -322,6 +326,14 @@ def read_tags(event: Event) -> dict[str, str]:
     with report_problems(type(event).__module__, f"the tags of its event {event.event} are left out"):
         tags = {str(name): str(value) for name, value in event.list_tags().items()}
     return tags  # noqa: RET504 (the block may fail)
+
+
+def read_params(event: Event) -> dict[str, str]:
+    """Returns the params that an event adds to a run; none, with a message, if its class fails."""
+    params: dict[str, str] = {}
+    with report_problems(type(event).__module__, f"the params of its event {event.event} are left out"):
+        params = {str(name): str(value) for name, value in event.list_params().items()}
+    return params  # noqa: RET504 (the block may fail)
 
 
 def to_fields(event: Event) -> dict[str, Any]:

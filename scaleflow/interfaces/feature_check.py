@@ -24,7 +24,7 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 #: The fields that are mappings from texts to texts, or texts.
-MAPPINGS = ("public_names", "compared_models", "key_names", "option_names")
+MAPPINGS = ("public_names", "compared_models", "key_names", "option_names", "file_words")
 TEXTS = (
     "about",
     "conf",
@@ -38,6 +38,7 @@ TEXTS = (
     "worker",
     "report",
     "warm_server",
+    "task",
 )
 
 
@@ -81,8 +82,9 @@ def check_types(feature: Any, classes: Mapping[str, type]) -> None:
         raise ValueError("rules_place is no whole number")
     if not isinstance(feature.changes_training, bool):
         raise ValueError("changes_training is neither True nor False")
-    if not callable(feature.is_used):
-        raise ValueError("is_used is no function")
+    for field in ("is_used", "own_code"):
+        if not callable(getattr(feature, field)):
+            raise ValueError(f"{field} is no function")
 
 
 def check_commands(feature: Any) -> None:

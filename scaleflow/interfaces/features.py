@@ -74,8 +74,20 @@ class UntrainedRuns:
     work: str  # the work of the runs, for messages: `looked for a setting`
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnRuns:
+    """The runs of a feature's `task`. Commands that read a run's data, or know what its outputs mean, refuse them."""
+
+    param: str  # a param that only these runs have
+    reason: str  # why such a command cannot work, for messages
+
+
 def is_always_used(plan: Plan) -> bool:
     return True
+
+
+def list_no_code(config: Mapping[str, Any]) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +173,17 @@ class Feature:
     #: Returns whether a plan uses the feature. If not, its hooks, checks, end task and sections are not imported.
     is_used: Callable[[Plan], bool] = is_always_used
     warm_server: str = ""  # the module of a process that keeps an interpreter ready for commands
+    #: Kinds of files that can be the first word of a run, by suffix: `.py`. Each value is "module:NAME" of a function
+    #: that takes the words of the command and the position of the file, and returns the words of the run. It raises
+    #: ConfigError if they cannot work.
+    file_words: Mapping[str, str] = field(default_factory=dict)
+    #: What the processes of a run do if the plan uses the feature, instead of training a model: "module:NAME" of a
+    #: `Task` without arguments. No TensorFlow.
+    task: str = ""
+    own_runs: OwnRuns | None = None
+    #: Returns the files with the user's code that a config names, in addition to those of `_target_`. A run records
+    #: them and the modules that they import.
+    own_code: Callable[[Mapping[str, Any]], Sequence[str]] = list_no_code
     #: Other features that it imports. If one is missing, this feature is skipped.
     needs: Sequence[str] = ()
 
@@ -367,6 +390,40 @@ def find_untrained_runs(params: Mapping[str, Any]) -> UntrainedRuns | None:
         if runs is not None and runs.param in params:
             return runs
     return None
+
+
+def find_file_word(suffix: str) -> str:
+    """Returns "module:NAME" of the function that translates a command with a file of this kind; "" for no feature."""
+    for feature in list_features().values():
+        if suffix in feature.file_words:
+            return feature.file_words[suffix]
+    return ""
+
+
+def find_feature_task(plan: Plan) -> str:
+    """Returns "module:NAME" of the task that a feature gives a plan; "" for the usual training."""
+    for feature in list_features().values():
+        if feature.task and feature.is_used_by(plan):
+            return feature.task
+    return ""
+
+
+def find_own_runs(params: Mapping[str, Any]) -> OwnRuns | None:
+    """Returns the kind of a feature's own run that has these params; None if it is a usual run."""
+    for feature in list_features().values():
+        runs = feature.own_runs
+        if runs is not None and runs.param in params:
+            return runs
+    return None
+
+
+def list_own_code(config: Mapping[str, Any]) -> list[Path]:
+    """Returns the files with the user's code that features find in a config."""
+    files: list[Path] = []
+    for feature in list_features().values():
+        with report_problems(feature.name, "its own_code is skipped"):
+            files += [Path(each) for each in feature.own_code(config)]
+    return files
 
 
 @cache

@@ -278,6 +278,7 @@ class FollowedRun:
     find_name: Callable[[], str]  # returns its name in the store
     print_note: Callable[[str], None]  # prints a line on the terminal
     is_on_terminal: bool = False  # whether such a line goes to a terminal instead of a file or a pipe
+    print_line: Callable[[str], None] = print  # prints a line that is no note
 
 
 class LauncherHook:

@@ -197,6 +197,9 @@ def name_cells(names: Sequence[str], row: Sequence[str]) -> str:
 def format_run_line(event: RunReady) -> str:
     """Returns the first line of a run: its name, its model, its devices and its length."""
     params = event.params
+    devices = f"{params['resolved.replicas']} replica(s) on {params['resolved.hardware']}"
+    if "resolved.parameters" not in params:  # a script whose model is built later
+        return f"{event.name}: {devices}"
     total = int(params["resolved.parameters"])
     trainable = int(params["resolved.trainable_parameters"])
     by_epoch = json.loads(params.get("resolved.trainable_parameters_by_epoch", "{}"))
@@ -207,5 +210,6 @@ def format_run_line(event: RunReady) -> str:
         count = f"{by_epoch.get('0', trainable):,} of {total:,}"
     batch = params.get("resolved.global_batch_size")
     length = f"global batch {batch}, {event.steps} steps" if batch else "trying batch sizes"
-    devices = f"{params['resolved.replicas']} replica(s) on {params['resolved.hardware']}"
+    if not event.steps and event.epochs:
+        length = f"{event.epochs} epochs"
     return f"{event.name}: {count} parameters train{later}, {devices}, {length}"

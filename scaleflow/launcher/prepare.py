@@ -31,13 +31,15 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.features import (
     Feature,
+    find_feature_task,
+    find_own_runs,
     find_untrained_runs,
     import_named,
     list_features,
     report_problems,
 )
 from scaleflow.launcher.recording.description import read_overrides
-from scaleflow.runs import RunFolder, RunSpec, RunState
+from scaleflow.runs import RunFolder, RunSpec, RunState, Task
 from scaleflow.runs.folder import read_json
 from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.resume import make_resumed_config
@@ -139,7 +141,16 @@ def make_spec(plan: Plan, folder: Path, started: float, typed: Sequence[str]) ->
     check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides(typed, plan.config)
-    return RunSpec(plan, folder.absolute(), started, TrainModel(), worker=worker, label=label, tags=read_stage_tags())
+    return RunSpec(
+        plan, folder.absolute(), started, make_task(plan), worker=worker, label=label, tags=read_stage_tags()
+    )
+
+
+def make_task(plan: Plan) -> Task:
+    """Returns what the processes of a run do: train a model, or the task of a feature that the plan uses."""
+    name = find_feature_task(plan)
+    task: Task = import_named(name)() if name else TrainModel()
+    return task
 
 
 def read_stage_tags() -> dict[str, str]:
@@ -193,6 +204,9 @@ def prepare_resume(typed: ComposedConfig, named: str, started: float) -> Prepare
             f"resume={named}: this run {untrained.work} and trained no model; repeat its command, "
             f"{name_command(untrained.command)} {state.params[untrained.param]}"
         )
+    own = find_own_runs(state.params)
+    if own is not None:
+        raise ConfigError(f"resume={named}: {own.reason}")
     resumed = make_resumed_config(typed, state, files)
     composed = resumed.composed
     is_finished = state.last_status == "FINISHED" and not resumed.is_longer

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scaleflow.config.trust import list_targets
+from scaleflow.interfaces.features import list_own_code
 
 #: Names of the folders of installed packages.
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
@@ -36,7 +37,8 @@ class CodeFile(NamedTuple):
 
 
 def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, CodeFile]:
-    """Returns each file with user code that a config names with `_target_`, directly or through imports.
+    """Returns each file with user code that a config names with `_target_` or that a feature finds in it, directly or
+    through imports.
 
     Args:
         config: the resolved config, as plain containers.
@@ -46,6 +48,9 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
     """
     files: dict[str, CodeFile] = {}
     waiting = [path for _, path in list_targets(config) if isinstance(path, str)]
+    for path in list_own_code(config):
+        search = [str(path.absolute().parent), *search]
+        waiting.append(path.stem)
     known: set[str] = set()
     while waiting:
         for module in list_parents(waiting.pop()):

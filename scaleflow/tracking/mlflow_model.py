@@ -34,6 +34,7 @@ from mlflow.types.schema import Array as ArrayType
 from scaleflow.compat.mlflow import write_environment, write_input_example
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.serving.prediction_columns import make_prediction_columns
+from scaleflow.serving.signature_files import PLAIN_SIGNATURE
 
 #: The package whose code is copied into the model, and the packages that it needs in addition to TensorFlow and Keras.
 SERVING = "scaleflow.serving"
@@ -51,6 +52,9 @@ COLUMN_TYPES = {"b": DataType.boolean, "i": DataType.long, "f": DataType.double,
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
     """Converts a folder from `scaleflow.model.export` to an MLflow model. `folder` must be empty."""
+    if (exported / PLAIN_SIGNATURE).exists():
+        write_plain_model(exported, folder, run_id=run_id, model_id=model_id)
+        return
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
@@ -74,6 +78,39 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     )
     model.metadata = {"tensorflow": metadata["tensorflow"], "keras": metadata["keras"], "requirements": requirements}
     model.save(str(folder / "MLmodel"))
+
+
+def write_plain_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
+    """Converts an exported model that answers in its own terms, such as that of a script, to an MLflow model."""
+    described = json.loads((exported / PLAIN_SIGNATURE).read_text())
+    data = folder / "data"
+    data.mkdir(parents=True)
+    shutil.copytree(exported / "saved_model", data / "saved_model")
+    for name in (PLAIN_SIGNATURE, "model.keras"):
+        if (exported / name).exists():
+            shutil.copy(exported / name, data / name)
+    package = copy_serving_code(folder / "code")
+    requirements = write_requirements(folder, described)
+    signature = ModelSignature(make_plain_schema(described["inputs"]), make_plain_schema(described["outputs"]))
+    model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
+    add_to_model(
+        model,
+        loader_module=f"{package}.plain_model",
+        data="data",
+        code="code",
+        conda_env="conda.yaml",
+        python_env="python_env.yaml",
+    )
+    model.metadata = {"tensorflow": described["tensorflow"], "keras": described["keras"], "requirements": requirements}
+    model.save(str(folder / "MLmodel"))
+
+
+def make_plain_schema(described: Mapping[str, Any]) -> Schema:
+    """Returns the schema of the inputs or the outputs of a plain model. A single text per example is a column."""
+    tensors = described["tensors"]
+    if described["form"] == "one":
+        return make_tensor_schema(tensors[0])
+    return make_tensor_schema({each["name"]: each for each in tensors})
 
 
 def copy_serving_code(folder: Path) -> str:

@@ -58,7 +58,7 @@ def main(typed: list[str]) -> Outcome:
     words, options = parse_command(parser, typed)
     if not options.exact and (options.despite or options.checkout):
         raise ConfigError(f"{'--despite' if options.despite else '--checkout'}: works with --exact only; add --exact")
-    run, words = find_run(words)
+    run, words = find_run(words, is_repeated=True)
     if options.checkout:
         words = replace(words, tracked_dirs=[])
     exact = ExactRerun(run, words, options) if options.exact else None

@@ -85,6 +85,7 @@ class RunMonitor:
                 is_on_terminal=self.display.is_on_terminal,
                 find_name=lambda: self.state.name,
                 print_note=lambda text: self.display.print_line(f"note: {text}", "yellow"),
+                print_line=self.display.print_line,
             )
         )
 

@@ -16,6 +16,7 @@ from scaleflow.interfaces.events import (
     RunReady,
     RunRefused,
     SystemMetrics,
+    read_params,
     read_tags,
 )
 from scaleflow.launcher.recording.description import describe_run
@@ -80,7 +81,7 @@ class RequestCursor:
                 return None
             if isinstance(event, Measured):
                 points += list_points(event)
-            elif isinstance(event, REQUESTS) or read_tags(event):
+            elif isinstance(event, REQUESTS) or read_tags(event) or read_params(event):
                 self._send_points(points, self._reader.at)
                 points = []
                 if isinstance(event, RunEnded):
@@ -115,7 +116,10 @@ class RequestCursor:
                 tag = f"scaleflow.{event.event}"
                 self._tracker.set_tags({f"{tag}s": str(event.number), f"{tag}.{event.number}": event.reason})
             case _:
-                self._tracker.set_tags(read_tags(event))
+                if tags := read_tags(event):
+                    self._tracker.set_tags(tags)
+                if params := read_params(event):
+                    self._tracker.log_params(params)
 
     def _start_run(self, event: RunReady) -> None:
         self._wait_for_files()

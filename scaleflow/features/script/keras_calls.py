@@ -1,0 +1,321 @@
+"""Records the calls of `fit` and `evaluate` in a script. Keras itself trains and evaluates.
+
+Keras's functions are replaced while the script runs. Each replacement calls the original with the script's own
+arguments, adds a callback that only reads, and leaves out the progress bar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+from scaleflow.features.script.environment import EnvironmentCheck
+from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
+from scaleflow.features.script.recorder import ScriptRecorder, count_updates
+
+#: Seconds between two looks for a request to stop.
+SECONDS_BETWEEN_LOOKS = 0.1
+
+#: Arguments of `fit` that are data. Their values are no params.
+DATA_ARGUMENTS = ("x", "y", "validation_data", "sample_weight", "callbacks", "verbose")
+
+#: The batch size of `fit` for arrays, without another one.
+DEFAULT_BATCH_SIZE = 32
+
+#: The argument by which Keras's own `fit` calls `evaluate`.
+INTERNAL = "_use_cached_eval_dataset"
+
+
+class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records each epoch of a fit. It has no hook for batches, which would slow down each step."""
+
+    def __init__(
+        self, recorder: ScriptRecorder, should_stop: Callable[[], bool], sizes: Mapping[str, int] | None = None
+    ) -> None:
+        super().__init__()
+        self._sizes = sizes or {}
+        self._recorder = recorder
+        self._should_stop = should_stop
+        self._first_step = 0
+        self._first_updates: int | None = None
+        self._epochs = 0
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._first_step = self._recorder.step
+        self._first_updates = count_updates(self.model)
+        resolved: dict[str, Any] = {}
+        if self._recorder.phase == 1:
+            resolved = {**count_weights(self.model), **self._sizes}
+        self._recorder.begin_run(int(self.params["epochs"]), self._count_planned_steps(), resolved)
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._end_if_asked()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._end_if_asked()
+        self._epochs += 1
+        self._recorder.step = self._first_step + self._count_steps()
+        self._recorder.log_epoch(epoch + 1, int(self.params["epochs"]), logs or {})
+
+    def _end_if_asked(self) -> None:
+        """Ends the script if the run is asked to stop: Keras has left the epoch before its end."""
+        if self._should_stop():
+            raise ScriptStopped
+
+    def _count_planned_steps(self) -> int:
+        return int(self.params.get("steps") or 0) * int(self.params["epochs"])
+
+    def _count_steps(self) -> int:
+        """Returns the updates of this fit so far. Without a count by the optimizer, it is the number of batches, or of
+        epochs if that is unknown.
+        """
+        updates = count_updates(self.model)
+        if updates is not None and updates > (self._first_updates or 0):
+            return updates - (self._first_updates or 0)
+        return self._epochs * int(self.params.get("steps") or 1)
+
+
+class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the result of an evaluation by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result: Mapping[str, Any] = {}
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self.result = dict(logs or {})
+
+
+class KerasCalls:
+    """Records the calls of Keras's functions in a script.
+
+    Args:
+        recorder: records what they report.
+        should_stop: returns True if the run was asked to stop.
+        fit_arguments: arguments of each `fit` that the command sets.
+        learning_rate: the learning rate of the compiled optimizer; None: the script's own.
+
+    Attributes:
+        model: the model of the last fit; None before the first.
+        batch: the first inputs of the last fit, if they are arrays.
+    """
+
+    def __init__(
+        self,
+        recorder: ScriptRecorder,
+        should_stop: Callable[[], bool],
+        fit_arguments: Mapping[str, Any],
+        learning_rate: float | None,
+    ) -> None:
+        self._recorder = recorder
+        self._environment = EnvironmentCheck(recorder.emit)
+        self._should_stop = should_stop
+        self._fit_arguments = fit_arguments
+        self._learning_rate = learning_rate
+        self._depth = 0  # calls of `fit` that have not returned
+        self.model: Any = None
+        self.inputs: Any = None
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Replaces Keras's functions inside the `with` block."""
+        kind = keras.Model
+        originals = {name: getattr(kind, name) for name in ("fit", "evaluate", "predict")}
+        replacements = {
+            "fit": self._make_fit(originals["fit"]),
+            "evaluate": self._make_evaluate(originals["evaluate"]),
+            "predict": make_quiet(originals["predict"]),
+        }
+        for name, function in replacements.items():
+            setattr(kind, name, function)
+        try:
+            yield
+        finally:
+            for name, function in originals.items():
+                setattr(kind, name, function)
+
+    def _make_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def fit(model: Any, *arguments: Any, **named: Any) -> Any:
+            bound = signature.bind(model, *arguments, **named)
+            values = bound.arguments
+            values["verbose"] = 0
+            if self._depth:  # a callback that trains another model
+                return original(**name_self(values))
+            values.update(self._fit_arguments)
+            self._begin_fit(model, values, signature)
+            callback = EpochCallback(self._recorder, self._should_stop, read_sizes(values))
+            values["callbacks"] = [*list_callbacks(values.get("callbacks")), callback]
+            self._depth += 1
+            try:
+                with self._watch(model):
+                    history = original(**name_self(values))
+            finally:
+                self._depth -= 1
+            if self._should_stop():
+                raise ScriptStopped
+            return history
+
+        return fit
+
+    def _begin_fit(self, model: Any, values: Mapping[str, Any], signature: inspect.Signature) -> None:
+        self.model = model
+        self.inputs = values.get("x")
+        self._environment.run()
+        self._recorder.phase += 1
+        if self._learning_rate is not None:
+            set_learning_rate(model, self._learning_rate)
+        self._recorder.log_params(self._list_params(model, values, signature))
+
+    def _list_params(self, model: Any, values: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+        """Returns the params of a fit: its arguments, the loss, the optimizer and its options."""
+        phase = self._recorder.phase
+        prefix = "fit" if phase == 1 else f"fit_{phase}"
+        params: dict[str, Any] = {}
+        for name, parameter in signature.parameters.items():
+            if name == "self" or name in DATA_ARGUMENTS:
+                continue
+            value = values.get(name, parameter.default)
+            if value is not None:
+                params[f"{prefix}.{name}"] = value
+        for name, value in describe_compiled(model).items():
+            params[name if phase == 1 else f"{prefix}.{name}"] = value
+        return params
+
+    def _make_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def evaluate(model: Any, *arguments: Any, **named: Any) -> Any:
+            bound = inspect.signature(original).bind(model, *arguments, **named)
+            values = name_self(bound.arguments)
+            is_internal = INTERNAL in values
+            if not is_internal:
+                values["verbose"] = 0
+            if is_internal or self._depth:
+                return original(**values)
+            keeper = EvaluationCallback()
+            values["callbacks"] = [*list_callbacks(values.get("callbacks")), keeper]
+            result = original(**values)
+            named_results = {f"test/{name}": value for name, value in keeper.result.items()}
+            self._recorder.log_metrics(named_results)
+            return result
+
+        return evaluate
+
+    @contextlib.contextmanager
+    def _watch(self, model: Any) -> Iterator[None]:
+        """Ends a fit after its current batch if the run is asked to stop."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+                if self._should_stop():
+                    model.stop_training = True
+
+        thread = threading.Thread(target=watch, name="stop", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def name_self(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns bound arguments as named ones, with those of `**kwargs` among them."""
+    named = dict(values)
+    named.update(named.pop("kwargs", {}))
+    return named
+
+
+def make_quiet(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of Keras without its progress bar."""
+
+    @functools.wraps(original)
+    def quiet(model: Any, *arguments: Any, **named: Any) -> Any:
+        bound = inspect.signature(original).bind(model, *arguments, **named)
+        bound.arguments["verbose"] = 0
+        return original(**name_self(bound.arguments))
+
+    return quiet
+
+
+def list_callbacks(callbacks: Any) -> list[Any]:
+    """Returns the callbacks of a call as a list. Keras accepts None, one callback, and nested lists."""
+    if callbacks is None:
+        return []
+    flat: list[Any] = keras.tree.flatten(callbacks)
+    return flat
+
+
+def set_learning_rate(model: Any, rate: float) -> None:
+    """Sets the learning rate of a compiled optimizer. Raises ScriptRefused if it cannot be set."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    try:
+        optimizer.learning_rate = rate
+    except (AttributeError, TypeError) as error:
+        raise ScriptRefused(
+            f"optimizer.learning_rate={rate:g}: cannot be set: {error}; change the rate in the script instead"
+        ) from error
+
+
+def describe_compiled(model: Any) -> dict[str, Any]:
+    """Returns the params of a compiled model: the loss, the optimizer and its options, and the number of weights."""
+    params: dict[str, Any] = {}
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        params["optimizer"] = type(optimizer).__name__
+        for name, value in read_optimizer_options(optimizer).items():
+            params[f"optimizer.{name}"] = value
+    loss = getattr(model, "loss", None)
+    if loss is not None:
+        params["loss"] = describe_loss(loss)
+    return params
+
+
+def count_weights(model: Any) -> dict[str, int]:
+    """Returns the numbers of all weights and of those that train; {} before the model is built."""
+    if not model.built:
+        return {}
+    trainable = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+    return {"parameters": model.count_params(), "trainable_parameters": trainable}
+
+
+def read_sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the global batch size of a fit, if its data are arrays: 32 unless it names another one."""
+    is_array = any(hasattr(each, "shape") for each in keras.tree.flatten(values.get("x")))
+    return {"global_batch_size": int(values.get("batch_size") or DEFAULT_BATCH_SIZE)} if is_array else {}
+
+
+def read_optimizer_options(optimizer: Any) -> dict[str, Any]:
+    """Returns the options of an optimizer that are set, as Keras writes them."""
+    try:
+        config = optimizer.get_config()
+    except Exception:  # the user's own optimizer need not have a config
+        return {}
+    options: dict[str, Any] = {}
+    for name, value in config.items():
+        if value is None or name == "name":
+            continue
+        options[name] = json.dumps(value, default=str) if isinstance(value, dict | list) else value
+    return options
+
+
+def describe_loss(loss: Any) -> str:
+    """Returns the name of a loss, or of several in the structure that `compile` got."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, Mapping):
+        return ", ".join(f"{name}: {describe_loss(each)}" for name, each in loss.items())
+    if isinstance(loss, list | tuple):
+        return ", ".join(describe_loss(each) for each in loss)
+    return str(getattr(loss, "__name__", type(loss).__name__))

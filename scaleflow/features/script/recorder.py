@@ -1,0 +1,185 @@
+"""Records a script: when its run begins, its params, its metrics by update, and its last fitted model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from scaleflow.config.parse import flatten_config
+from scaleflow.features.script.events import ParamsLogged
+from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.source import Program
+from scaleflow.interfaces.events import Emit, EpochEnded, Event, MetricsLogged, Note, RunReady, TagsSet
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.runs import WorkerProcess
+
+#: Sections of the config that apply to a script. Their keys are params.
+SECTIONS = ("strategy", "hardware", "precision", "cluster", "tracking")
+
+#: Maximum length of a value in the name of a run, in characters.
+MAX_NAMED = 24
+
+#: Maximum length of a param, in characters.
+MAX_PARAM = 500
+
+
+@dataclass
+class ScriptRecorder:
+    """Records the run of a script. There is no run until something is trained or logged.
+
+    Attributes:
+        process: the process that runs the script.
+        emit: takes events, after the lines that the script printed before them.
+        program: the script.
+        resolved: how the process was set up: `strategy`, `precision`, `hardware`, `replicas`.
+        step: the number of updates by all fits so far.
+        phase: the number of fits so far.
+    """
+
+    process: WorkerProcess
+    emit: Emit
+    program: Program
+    resolved: Mapping[str, Any]
+    step: int = 0
+    phase: int = 0
+    _params: dict[str, str] = field(default_factory=dict)
+    _waiting: list[Event] = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a run."""
+        return self.process.is_ready
+
+    def begin_run(self, epochs: int = 0, steps: int = 0, resolved: Mapping[str, Any] | None = None) -> None:
+        """Begins the run, unless it has begun.
+
+        Args:
+            epochs, steps: the length of the first fit; 0 if it is unknown.
+            resolved: facts about the first fit, for the `resolved.` params.
+        """
+        if self.is_ready:
+            self.log_params({f"resolved.{name}": value for name, value in (resolved or {}).items()})
+            return
+        self.resolved = {**self.resolved, **(resolved or {})}
+        spec = self.process.spec
+        plan = spec.plan
+        params = {**self._list_config_params(), **self._params}
+        self._params = params
+        self.process.report_ready(
+            RunReady(
+                name=self._make_name(),
+                began=int(spec.started * 1000),
+                tags=plan.tracking.tags or {},
+                params=params,
+                steps=steps,
+                epochs=epochs,
+                search=list(plan.search),
+                parent=spec.parent,
+            )
+        )
+        for event in self._waiting:
+            self.emit(event)
+        self._waiting = []
+
+    def send(self, event: Event) -> None:
+        """Emits an event now, or when the run begins."""
+        if self.is_ready:
+            self.emit(event)
+        else:
+            self._waiting.append(event)
+
+    def log_params(self, values: Mapping[str, Any]) -> None:
+        """Records params. A param keeps its first value, because a store cannot change it."""
+        new: dict[str, str] = {}
+        for name, value in values.items():
+            text = format_param(value)
+            if name not in self._params:
+                new[name] = text
+            elif self._params[name] != text:
+                self.send(Note(f"the param {name} keeps its first value, {self._params[name]}; {text} is not recorded"))
+        self._params |= new
+        if self.is_ready and new:
+            self.emit(ParamsLogged(new))
+
+    def log_metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Records metrics after `step` updates; None: after those so far."""
+        numbers = {name: float(value) for name, value in values.items()}
+        if numbers:
+            self.send(MetricsLogged(self.step if step is None else step, numbers))
+
+    def log_epoch(self, epoch: int, epochs: int, logs: Mapping[str, Any]) -> None:
+        """Records the end of an epoch: `logs` are the values of Keras's history.
+
+        Args:
+            epoch: the number of the epoch, from 1.
+            epochs: the number of the last epoch of this fit.
+        """
+        values = name_logs(logs)
+        self.log_metrics(values)
+        self.send(EpochEnded(epoch, epochs, self.step, values))
+
+    def set_tags(self, values: Mapping[str, Any]) -> None:
+        self.send(TagsSet({str(name): str(value) for name, value in values.items()}))
+
+    def _make_name(self) -> str:
+        """Returns the name of the run: what the command changes in the script, its file, and how it runs."""
+        plan = self.process.spec.plan
+        section = plan.config["script"]
+        changes: list[str] = []
+        for values in (section.get("constants") or {}, section.get("fit") or {}):
+            for name, value in values.items():
+                changes.append(f"{name}={str(value)[:MAX_NAMED]}")
+        rate = plan.of(ScriptOptions).compiled_rate
+        if rate is not None:
+            changes.append(f"learning_rate={rate:g}")
+        where = f"{self.program.path.name}-{self.resolved['strategy']}-{self.resolved['precision']}"
+        first = plan.tracking.run_name or ""
+        last = "" if first else where
+        return str(mask_secrets(" ".join(part for part in (first, *changes, last) if part)))
+
+    def _list_config_params(self) -> dict[str, str]:
+        """Returns the params that are known before the script runs."""
+        plan = self.process.spec.plan
+        config = {section: plan.config[section] for section in SECTIONS if section in plan.config}
+        values: dict[str, Any] = flatten_config(mask_secrets(config))
+        values |= {group: plan.choices[group] for group in SECTIONS if group in plan.choices}
+        values |= {f"resolved.{name}": value for name, value in self.resolved.items()}
+        options = plan.of(ScriptOptions)
+        values["script"] = options.path
+        if options.arguments:
+            values["script.arguments"] = " ".join(options.arguments)
+        if "seed" in options.typed:
+            values["seed"] = plan.seed
+        for name, constant in self.program.constants.items():
+            values[f"script.{name}"] = constant.value
+        return {name: format_param(mask_secrets(value)) for name, value in values.items()}
+
+
+def format_param(value: Any) -> str:
+    """Returns the text of a param, which may be cut."""
+    text = str(value)
+    return text if len(text) <= MAX_PARAM else f"{text[: MAX_PARAM - 3]}..."
+
+
+def name_logs(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the values of a history under the names of metrics: `val_loss` is `val/loss`, `loss` is `train/loss`."""
+    values: dict[str, float] = {}
+    for name, value in logs.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        is_validation = name.startswith("val_")
+        values[f"val/{name.removeprefix('val_')}" if is_validation else f"train/{name}"] = number
+    return values
+
+
+def count_updates(model: Any) -> int | None:
+    """Returns the updates of a model's optimizer so far; None if it has none, or several."""
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    if iterations is None:
+        return None
+    return int(keras.ops.convert_to_numpy(iterations))

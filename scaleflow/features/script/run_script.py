@@ -1,0 +1,178 @@
+"""Runs a script in a worker, as `python train.py` would, and records it."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.features.script.check import change_constants, read_constants, read_fit_arguments
+from scaleflow.features.script.events import ScriptPrinted
+from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
+from scaleflow.features.script.keras_calls import KerasCalls
+from scaleflow.features.script.mlflow_calls import MlflowCalls
+from scaleflow.features.script.printing import LineStream, PrintedLines
+from scaleflow.features.script.recorder import ScriptRecorder
+from scaleflow.features.script.saved_model import save_model
+from scaleflow.features.script.setting import apply_setting, set_up
+from scaleflow.features.script.source import Program, parse_script
+from scaleflow.interfaces.events import Note, PhaseBegan, RunEnded, RunRefused
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.runs import WorkerProcess
+from scaleflow.runs.code_digest import is_installed
+
+#: The folder of scaleflow's own code.
+PACKAGE = Path(__file__).parents[2]
+
+
+class ScriptFailed(RunError):
+    """The script raised an exception. Its traceback is printed already."""
+
+
+def run_script(process: WorkerProcess) -> None:
+    """Runs the script of a plan, and reports how it ended.
+
+    Raises ConfigError if it cannot run like this, and ScriptFailed if it fails after its run began.
+    """
+    process.lock_folder()
+    plan = process.spec.plan
+    options = plan.of(ScriptOptions)
+    lines = PrintedLines(process.emit)
+    process.emit = lines.emit
+    try:
+        assert options.path is not None
+        program = parse_script(Path(options.path))
+        change_constants(program, read_constants(plan))
+        setting = set_up(plan, program, process.emit)
+        recorder = ScriptRecorder(process, process.emit, program, setting.to_values())
+        calls = KerasCalls(recorder, process.should_stop, read_fit_arguments(plan), options.compiled_rate)
+        mlflow = MlflowCalls(recorder)
+        for magic in program.magics:
+            process.emit(Note(f"{program.path.name}: the line {magic} is left out, because it is for IPython"))
+        with calls.record(), mlflow.record(), apply_setting(setting, plan, program, process.emit):
+            ended = execute(program, options.arguments, process, lines)
+        if ended:
+            finish(recorder, calls, process)
+    finally:
+        lines.close()
+
+
+def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, lines: PrintedLines) -> bool:
+    """Executes a script as `__main__`. Returns whether it reached its end; if not, the end is reported.
+
+    Raises ConfigError if the script needs what the command does not allow, and ScriptFailed if it raises an exception.
+    """
+    module = ModuleType("__main__")
+    module.__file__ = str(program.path.absolute())
+    module.__dict__["__builtins__"] = builtins
+    code = program.compile()
+    process.emit(PhaseBegan(f"running {program.path.name}"))
+    with as_main(module, program, arguments), print_to(lines):
+        try:
+            exec(code, module.__dict__)
+        except ScriptStopped:
+            end_stopped(process)
+            return False
+        except SystemExit as leaving:
+            if leaving.code in (None, 0):
+                return True
+            end_failed(process, f"the script ended with sys.exit({leaving.code!r})", "")
+            return False
+        except ScriptRefused as refusal:
+            raise ConfigError(str(refusal)) from None
+        except Exception as error:
+            text = format_traceback(error)
+            reason = traceback.format_exception_only(error)[-1].strip()
+            end_failed(process, reason, text)
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def as_main(module: ModuleType, program: Program, arguments: Sequence[str]) -> Iterator[None]:
+    """Makes a module the `__main__` of this process, with the `sys.argv` and `sys.path` of its script."""
+    before = sys.modules["__main__"]
+    words = sys.argv
+    sys.modules["__main__"] = module
+    sys.argv = [str(program.path), *arguments]
+    sys.path.insert(0, str(program.path.absolute().parent))
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+        sys.argv = words
+
+
+@contextlib.contextmanager
+def print_to(lines: PrintedLines) -> Iterator[None]:
+    """Passes what is printed inside the `with` block to the launcher."""
+    output = LineStream(sys.stdout, lines)
+    errors = LineStream(sys.stderr, lines)
+    streams = (sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = output, errors
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        output.end_line()
+        errors.end_line()
+        lines.flush()
+
+
+def format_traceback(error: Exception) -> str:
+    """Returns the traceback of a script's exception, with the user's own frames only."""
+    formatted = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = formatted
+    seen: list[traceback.TracebackException] = []
+    while part is not None and part not in seen:
+        seen.append(part)
+        part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if is_own_file(frame.filename)])
+        part = part.__cause__ or part.__context__
+    return "".join(formatted.format()).rstrip()
+
+
+def is_own_file(name: str) -> bool:
+    """Returns whether a file of a traceback is the user's: not of scaleflow, an installed package or Python."""
+    path = Path(name)
+    return path.is_file() and not path.is_relative_to(PACKAGE) and not is_installed(path)
+
+
+def end_failed(process: WorkerProcess, reason: str, text: str) -> None:
+    """Reports that a script failed: as the failure of its run, or without a run before the first fit."""
+    message = mask_secrets(text or reason)
+    if not process.is_ready:
+        process.emit(RunRefused(str(message), died=True))
+        return
+    if text:
+        process.emit(ScriptPrinted(str(message)))
+    raise ScriptFailed(str(mask_secrets(reason)))
+
+
+def end_stopped(process: WorkerProcess) -> None:
+    if process.is_ready:
+        process.emit(RunEnded("KILLED", "stopped while the script ran; to train it, run the command again"))
+    else:
+        process.emit(RunRefused("stopped before the script trained a model"))
+
+
+def finish(recorder: ScriptRecorder, calls: KerasCalls, process: WorkerProcess) -> None:
+    """Ends the run of a script that reached its end: saves its last fitted model."""
+    if not recorder.is_ready:
+        recorder.begin_run()
+    if calls.model is None:
+        process.emit(
+            Note(
+                "the script never called model.fit: of its own loop only what it logged with MLflow is recorded; "
+                "strategies need model.fit"
+            )
+        )
+    else:
+        process.emit(PhaseBegan("saving the model"))
+        save_model(calls.model, calls.inputs, recorder, process)
+    process.emit(RunEnded("FINISHED"))

@@ -1,0 +1,198 @@
+"""Sets up the process of a script: devices, strategy, precision and seed, as the command asks for them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaleflow import hardware, precision, strategy
+from scaleflow.compat.keras import average_replicas
+from scaleflow.config.plan import check_rules, set_values
+from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.interruptions import ScriptRefused
+from scaleflow.features.script.source import Program
+from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import Emit, Note
+
+#: The strategies of TensorFlow that a script can create.
+STRATEGIES = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "TPUStrategy")
+OTHER_STRATEGIES = ("ParameterServerStrategy", "CentralStorageStrategy")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a script runs.
+
+    Attributes:
+        strategy: the strategy around the script; None: none, and the script may create its own.
+        strategy_name: its name in the params of the run.
+        policy: Keras's dtype policy before the script begins.
+        kind: the kind of the devices, `CPU` or `GPU`.
+    """
+
+    strategy: tf.distribute.Strategy | None
+    strategy_name: str
+    policy: str
+    kind: str
+
+    def to_values(self) -> dict[str, Any]:
+        """Returns the `resolved.` params of the run."""
+        replicas = 1 if self.strategy is None else self.strategy.num_replicas_in_sync
+        kind = self.kind.lower()
+        return {"strategy": self.strategy_name, "precision": self.policy, "hardware": kind, "replicas": replicas}
+
+
+def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
+    """Sets up TensorFlow and Keras. Call it before any operation of TensorFlow.
+
+    Raises ConfigError if this machine or the script does not allow what the command asks for.
+    """
+    typed = plan.of(ScriptOptions).typed
+    devices = hardware.configure_devices(plan.hardware)
+    name = strategy.resolve_strategy(plan.strategy, devices.names)
+    creates_own = find_strategy_line(program.tree)
+    if creates_own is not None and "strategy" not in typed:
+        name = "one_device"
+        emit(Note(f"{program.path.name}, line {creates_own}: the script creates its own strategy, which is used"))
+    policy = precision.resolve_policy(plan.precision, devices.kind)
+    known = {"strategy.name": name, "hardware.name": devices.kind.lower(), "precision.name": policy}
+    for warning in check_rules(set_values(plan, known)):
+        emit(Note(warning))
+    made = None
+    if name == "mirrored":
+        made, note = strategy.create_strategy(name, devices.names, plan.strategy)
+        if note is not None:
+            emit(Note(note))
+    if "seed" in typed:
+        keras.utils.set_random_seed(plan.seed)
+    if "precision" in typed:
+        precision.apply_policy(policy)
+    return Setting(made, name, keras.config.dtype_policy().name, devices.kind)
+
+
+def find_strategy_line(tree: ast.Module) -> int | None:
+    """Returns the line where a script creates a strategy of TensorFlow; None if it creates none."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in STRATEGIES or called in OTHER_STRATEGIES:
+            return node.lineno
+    return None
+
+
+@contextlib.contextmanager
+def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) -> Iterator[None]:
+    """Enters the strategy of a script, and keeps the script from changing what the command has set.
+
+    Inside the `with` block, a call that would change a typed strategy or precision raises ScriptRefused. A call that
+    would change a typed seed sets that seed again, and a note says so.
+    """
+    typed = plan.of(ScriptOptions).typed
+    with contextlib.ExitStack() as replaced:
+        if setting.strategy is not None:
+            replaced.enter_context(average_replicas())
+            keep_averages(setting.strategy.num_replicas_in_sync, replaced)
+            replaced.enter_context(setting.strategy.scope())
+        if "strategy" in typed:
+            refuse_strategies(plan, program, replaced)
+        if "precision" in typed:
+            refuse_policies(plan, program, replaced)
+        if "seed" in typed:
+            keep_seed(plan, emit, replaced)
+        yield
+
+
+def refuse_strategies(plan: Plan, program: Program, replaced: contextlib.ExitStack) -> None:
+    """Refuses new strategies. The classes stay, because Keras asks whether a strategy is one of them."""
+    reason = f"strategy={plan.strategy.name}"
+    for name in (*STRATEGIES, *OTHER_STRATEGIES):
+        kind = getattr(tf.distribute, name, None)
+        if kind is not None:
+            refuse = make_refusal(f"{reason}: the script creates its own tf.distribute.{name}", program, "strategy")
+            replace_attribute(kind, "__init__", refuse, replaced)
+
+
+def keep_averages(replicas: int, replaced: contextlib.ExitStack) -> None:
+    """Makes TensorFlow's functions for losses of replicas agree with Keras, which averages them here.
+
+    They divide a sum over a replica's examples by the size of the global batch, for a sum over the replicas.
+    """
+    for name in ("compute_average_loss", "scale_regularization_loss"):
+        replace_attribute(tf.nn, name, make_average(getattr(tf.nn, name), replicas), replaced)
+
+
+def make_average(original: Callable[..., Any], replicas: int) -> Callable[..., Any]:
+    def compute(*arguments: Any, **named: Any) -> Any:
+        return original(*arguments, **named) * replicas
+
+    return compute
+
+
+def refuse_policies(plan: Plan, program: Program, replaced: contextlib.ExitStack) -> None:
+    reason = f"precision={plan.precision.name}: the script sets its own dtype policy"
+    refuse = make_refusal(reason, program, "precision")
+    for module in (keras.config, keras.mixed_precision):
+        for name in ("set_dtype_policy", "set_global_policy"):
+            if hasattr(module, name):
+                replace_attribute(module, name, refuse, replaced)
+
+
+def make_refusal(reason: str, program: Program, key: str) -> Callable[..., Any]:
+    """Returns a function that raises ScriptRefused, which names the line of the script that calls it."""
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        line = find_line(program.path)
+        place = f" in line {line}" if line else ""
+        raise ScriptRefused(f"{reason}{place}; remove it from the script, or leave {key} out of the command")
+
+    return refuse
+
+
+def find_line(path: Path) -> int | None:
+    """Returns the line of a script that is running now; None if only other files are."""
+    name = str(path.absolute())
+    for frame in reversed(traceback.extract_stack()):
+        if frame.filename == name:
+            return frame.lineno
+    return None
+
+
+def keep_seed(plan: Plan, emit: Emit, replaced: contextlib.ExitStack) -> None:
+    import random
+
+    import numpy
+
+    functions: Sequence[tuple[Any, str]] = (
+        (keras.utils, "set_random_seed"),
+        (tf.random, "set_seed"),
+        (numpy.random, "seed"),
+        (random, "seed"),
+    )
+    for module, name in functions:
+        replace_attribute(module, name, make_kept_seed(getattr(module, name), plan.seed, emit), replaced)
+
+
+def make_kept_seed(original: Callable[..., Any], seed: int, emit: Emit) -> Callable[..., Any]:
+    """Returns a function that sets the command's seed in place of the one that it gets."""
+
+    def set_seed(*arguments: Any, **named: Any) -> Any:
+        emit(Note(f"seed={seed} of the command replaces the seeds of the script"))
+        return original(seed)
+
+    return set_seed
+
+
+def replace_attribute(module: Any, name: str, value: Any, replaced: contextlib.ExitStack) -> None:
+    """Replaces an attribute of a module until a stack is closed."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    replaced.callback(setattr, module, name, before)

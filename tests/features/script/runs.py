@@ -1,0 +1,76 @@
+"""Runs scripts in a process of their own: as `python train.py` does, and as a worker of scaleflow does."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.interfaces.events import Event, MetricsLogged
+
+
+def record_script(words: Sequence[str], folder: str, stops_after: float | None = None) -> list[Event]:
+    """Runs the words after `scaleflow`, whose first one is a script, in this process. Returns the events of the worker.
+
+    `stops_after` is the number of seconds after which the run is asked to stop.
+    """
+    from scaleflow.commands.table import translate_file_word
+    from scaleflow.config.compose import compose_config
+    from scaleflow.launcher.prepare import make_plan, make_spec
+    from scaleflow.worker.process import run_worker
+
+    os.chdir(folder)
+    run_folder = Path(folder, "run")
+    run_folder.mkdir(exist_ok=True)
+    typed = translate_file_word([*words[:1], "tracking=none", "hardware=cpu", *words[1:]])
+    plan = make_plan(compose_config(typed))
+    spec = make_spec(plan, run_folder, time.time(), ())
+    events: list[Event] = []
+    began = time.monotonic()
+
+    def should_stop() -> bool:
+        return stops_after is not None and time.monotonic() > began + stops_after
+
+    run_worker(spec, events.append, should_stop)
+    return events
+
+
+def run_plainly(script: str, folder: str) -> list[dict[str, list[float]]]:
+    """Runs a script as Python does, in this process. Returns the histories of its calls of `fit`."""
+    import keras
+
+    os.chdir(folder)
+    histories: list[dict[str, list[float]]] = []
+    fit = keras.Model.fit
+
+    def keep_history(model: Any, *arguments: Any, **named: Any) -> Any:
+        history = fit(model, *arguments, **{**named, "verbose": 0})
+        histories.append({name: [float(value) for value in values] for name, values in history.history.items()})
+        return history
+
+    keras.Model.fit = keep_history
+    runpy.run_path(script, run_name="__main__")
+    return histories
+
+
+def read_points(events: Sequence[Event]) -> dict[str, list[tuple[int, float]]]:
+    """Returns the (step, value) pairs of each metric."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for event in events:
+        if isinstance(event, MetricsLogged):
+            for name, value in event.values.items():
+                points.setdefault(name, []).append((event.step, value))
+    return points
+
+
+def join_histories(histories: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Returns the values of several fits under the names of metrics: `val_loss` is `val/loss`."""
+    values: dict[str, list[float]] = {}
+    for history in histories:
+        for name, column in history.items():
+            metric = f"val/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
+            values.setdefault(metric, []).extend(column)
+    return values

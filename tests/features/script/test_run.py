@@ -1,0 +1,318 @@
+"""The run of a script: Keras trains as in plain Python, and everything is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.features.script.events import ParamsLogged, ScriptPrinted
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    EpochEnded,
+    Event,
+    FaultReported,
+    ModelExported,
+    Note,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    TagsSet,
+)
+from tests.features.script.runs import join_histories, read_points, record_script, run_plainly
+
+TRAIN = """
+import sys
+
+import keras
+import numpy as np
+
+EPOCHS = 2
+UNITS = 8
+
+keras.utils.set_random_seed(7)
+x = np.random.rand(96, 4).astype("float32")
+y = (x.sum(1) > 2).astype("int32")
+print("arguments", sys.argv[1:])
+model = keras.Sequential([
+    keras.Input((4,)),
+    keras.layers.Dense(UNITS, activation="relu"),
+    keras.layers.Dropout(0.3),
+    keras.layers.Dense(2, activation="softmax"),
+])
+model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(x, y, epochs=EPOCHS, batch_size=32, validation_split=0.25, class_weight={0: 1.0, 1: 2.0})
+model.layers[0].trainable = False
+model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+history = model.fit(x, y, epochs=1)
+loss, accuracy = model.evaluate(x, y)
+assert 0 <= accuracy <= 1
+"""
+
+#: Trains with a loss that Keras does not know, and returns it.
+OWN_STEP = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+OWN_LOSS = True
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(predicted - y)) if OWN_LOSS else self.compute_loss(x, y, predicted)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"own_loss": loss}
+
+x = np.linspace(0, 1, 256, dtype="float32").reshape(64, 4)
+model = Own()
+model.compile("sgd", "mse")
+model.fit(x, x.sum(1, keepdims=True) ** 2, batch_size=16, epochs=2, shuffle=False)
+"""
+
+
+@pytest.fixture
+def record(isolated: Callable[..., Any], tmp_path: Path) -> Callable[..., list[Event]]:
+    """`record(text, "strategy=mirrored")`: the events of a script with this text."""
+
+    def run(text: str, *words: str, stops_after: float | None = None) -> list[Event]:
+        (tmp_path / "train.py").write_text(text)
+        events: list[Event] = isolated(record_script, ["train.py", *words], str(tmp_path), stops_after)
+        return events
+
+    return run
+
+
+def find(events: Sequence[Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def read_params(events: Sequence[Event]) -> dict[str, str]:
+    params = dict(find(events, RunReady)[0].params)
+    for event in find(events, ParamsLogged):
+        params |= event.values
+    return params
+
+
+def read_output(events: Sequence[Event]) -> str:
+    return "\n".join(event.text for event in find(events, ScriptPrinted))
+
+
+def test_it_trains_with_the_bits_of_plain_python_and_records_its_history(
+    record: Callable[..., list[Event]], isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    events = record(TRAIN, "--", "--lr", "3")
+    histories = isolated(run_plainly, "train.py", str(tmp_path))
+    points = read_points(events)
+    for name, values in join_histories(histories).items():
+        assert [value for _, value in points[name]] == values, name
+    assert [step for step, _ in points["train/loss"]] == [3, 6, 9], "updates of both fits"
+    assert [step for step, _ in points["test/accuracy"]] == [9]
+    assert "arguments ['--lr', '3']" in read_output(events)
+    assert "━" not in read_output(events), "Keras's progress bar"
+    assert [(event.epoch, event.epochs) for event in find(events, EpochEnded)] == [(1, 2), (2, 2), (1, 1)]
+    expected = {
+        "script.EPOCHS": "2",
+        "script.arguments": "--lr 3",
+        "fit.batch_size": "32",
+        "fit.class_weight": "{0: 1.0, 1: 2.0}",
+        "fit_2.epochs": "1",
+        "fit_2.optimizer": "SGD",
+        "loss": "sparse_categorical_crossentropy",
+        "optimizer": "Adam",
+        "resolved.strategy": "one_device",
+    }
+    params = read_params(events)
+    assert {name: params.get(name) for name in expected} == expected
+    assert float(params["optimizer.learning_rate"]) == pytest.approx(0.01)
+    assert "seed" not in params
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].status == "FINISHED"
+
+
+def test_the_command_changes_constants_arguments_of_fit_and_the_rate(record: Callable[..., list[Event]]) -> None:
+    words = ("script.UNITS=3", "script.EPOCHS=1", "fit.batch_size=8", "optimizer.learning_rate=0.5")
+    params = read_params(record(TRAIN, *words))
+    assert params["resolved.parameters"] == "23"  # 4 x 3 + 3, 3 x 2 + 2
+    assert (params["fit.epochs"], params["fit.batch_size"]) == ("1", "8")
+    assert float(params["optimizer.learning_rate"]) == 0.5
+
+
+@pytest.mark.parametrize("own", ["true", "false"])
+def test_an_own_step_trains_the_same_on_two_replicas(record: Callable[..., list[Event]], own: str) -> None:
+    one = read_points(record(OWN_STEP, f"script.OWN_LOSS={own}"))
+    two = read_points(record(OWN_STEP, f"script.OWN_LOSS={own}", "strategy=mirrored", "hardware.logical_devices=2"))
+    first = [value for _, value in one["train/own_loss"]]
+    second = [value for _, value in two["train/own_loss"]]
+    assert len(first) == 2
+    # Keras reports the last batch; the replicas report the mean of its two halves.
+    assert second == pytest.approx(first, rel=1e-5)
+
+
+MLFLOW = """
+import keras
+import mlflow
+import numpy as np
+
+mlflow.set_experiment("elsewhere")
+with mlflow.start_run(run_name="mine"):
+    mlflow.log_params({"alpha": 0.5, "fit.epochs": 7})
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            mlflow.log_metric("own", epoch + 1.5)
+            mlflow.log_text(f"epoch {epoch}", "notes/log.txt")
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((32, 3), "float32")
+    model.fit(x, x[:, 0], epochs=2, callbacks=[Own()])
+    mlflow.set_tag("who", "me")
+    try:
+        mlflow.log_text("x", "../outside.txt")
+    except ValueError as error:
+        print("refused", error)
+"""
+
+
+def test_calls_of_mlflow_go_to_the_run(record: Callable[..., list[Event]]) -> None:
+    events = record(MLFLOW)
+    assert read_points(events)["own"] == [(0, 1.5), (1, 2.5)]
+    params = read_params(events)
+    assert (params["alpha"], params["fit.epochs"]) == ("0.5", "7")
+    tags: dict[str, str] = {}
+    for event in find(events, TagsSet):
+        tags |= event.values
+    assert tags == {"mlflow.runName": "mine", "who": "me"}
+    files = [(Path(event.path).read_text(), event.folder) for event in find(events, ArtifactWritten)]
+    assert files == [("epoch 0", "notes"), ("epoch 1", "notes")]
+    notes = " ".join(event.text for event in find(events, Note))
+    assert "mlflow.set_experiment has no effect in a script" in notes
+    assert "the param fit.epochs keeps its first value, 7" in notes
+    assert "refused mlflow: the artifact '../outside.txt' would leave the folder" in read_output(events)
+
+
+def test_a_script_that_fails_before_it_trains_has_no_run(record: Callable[..., list[Event]]) -> None:
+    events = record("import keras\n\ndef load():\n    raise OSError('no data')\n\nload()\n")
+    assert not find(events, RunReady)
+    refusal = events[-1]
+    assert isinstance(refusal, RunRefused)
+    assert refusal.died
+    assert "line 6, in <module>\n    load()\n" in refusal.message
+    assert "OSError: no data" in refusal.message
+    assert "scaleflow" not in refusal.message.replace("test_a_script", "")
+
+
+def test_a_script_that_fails_later_fails_its_run(record: Callable[..., list[Event]]) -> None:
+    events = record(f"{TRAIN}\nraise RuntimeError('late')\n")
+    assert find(events, RunReady)
+    assert find(events, FaultReported)[-1].error == "RuntimeError: late"
+    output = read_output(events)
+    assert output.endswith("RuntimeError: late")
+    assert "keras_calls.py" not in output
+
+
+@pytest.mark.parametrize(("code", "is_good"), [("0", True), ("", True), ("3", False), ("'no'", False)])
+def test_sys_exit_ends_the_run_with_its_code(record: Callable[..., list[Event]], code: str, is_good: bool) -> None:
+    events = record(f"import sys\nimport mlflow\nmlflow.log_metric('a', 1)\nsys.exit({code})\n")
+    assert read_points(events)["a"] == [(0, 1.0)]
+    assert isinstance(events[-1], RunEnded if is_good else FaultReported)
+
+
+OWN_STRATEGY = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((32, 3), "float32")
+model.fit(x, x[:, 0])
+"""
+
+
+def test_an_own_strategy_is_kept_or_refused_with_its_line(record: Callable[..., list[Event]]) -> None:
+    kept = record(OWN_STRATEGY)
+    assert events_end(kept) == "FINISHED"
+    assert any("line 6: the script creates its own strategy" in event.text for event in find(kept, Note))
+    refused = record(OWN_STRATEGY, "strategy=mirrored")[-1]
+    assert isinstance(refused, RunRefused)
+    assert refused.message == (
+        "strategy=mirrored: the script creates its own tf.distribute.MirroredStrategy in line 6; remove it from the "
+        "script, or leave strategy out of the command"
+    )
+
+
+def events_end(events: Sequence[Event]) -> str:
+    end = events[-1]
+    assert isinstance(end, RunEnded)
+    return end.status
+
+
+PRECISION = "import keras\nkeras.mixed_precision.set_global_policy('mixed_float16')\n"
+
+
+def test_a_typed_precision_and_a_typed_seed_win_over_the_script(record: Callable[..., list[Event]]) -> None:
+    refused = record(PRECISION, "precision=mixed_bfloat16")[-1]
+    assert isinstance(refused, RunRefused)
+    assert "precision=mixed_bfloat16: the script sets its own dtype policy in line 2" in refused.message
+    assert events_end(record(PRECISION)) == "FINISHED"
+    seeds = "import keras\nkeras.utils.set_random_seed(7)\nimport random\nprint('drawn', random.random())\n"
+    outputs = [read_output(record(seeds, *words)) for words in ([], ["seed=1"], ["seed=1"], ["seed=2"])]
+    assert outputs[1] == outputs[2]
+    assert len(set(outputs)) == 3
+
+
+ENDLESS = """
+import keras
+import numpy as np
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((32, 3), "float32")
+try:
+    model.fit(x, x[:, 0], epochs=10_000_000)
+except Exception:
+    print("caught")
+print("went on")
+"""
+
+
+def test_a_stop_ends_the_script(record: Callable[..., list[Event]]) -> None:
+    events = record(ENDLESS, stops_after=3.0)
+    assert events_end(events) == "KILLED"
+    assert "caught" not in read_output(events)
+    assert "went on" not in read_output(events)
+    assert not find(events, ModelExported)
+
+
+def test_a_script_without_fit_runs_and_says_what_is_missing(record: Callable[..., list[Event]]) -> None:
+    events = record("import mlflow\nmlflow.log_param('a', 1)\nprint('done', end='')\n")
+    assert read_output(events) == "done"
+    assert read_params(events)["a"] == "1"
+    assert any("never called model.fit" in event.text for event in find(events, Note))
+    assert events_end(events) == "FINISHED"
+
+
+def test_variables_that_a_script_sets_too_late_are_named(record: Callable[..., list[Event]]) -> None:
+    setting = "import os\nos.environ['TF_ENABLE_ONEDNN_OPTS'] = 'maybe'\nos.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+    events = record(setting + ENDLESS.replace("10_000_000", "1"))
+    (note,) = [event.text for event in find(events, Note) if "the script sets" in event.text]
+    assert "the script sets TF_ENABLE_ONEDNN_OPTS after TensorFlow is imported" in note
+
+
+def test_another_backend_than_tensorflow_is_refused(record: Callable[..., list[Event]]) -> None:
+    events = record("import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + ENDLESS)
+    assert isinstance(events[-1], RunRefused)
+    assert "KERAS_BACKEND=jax: the script sets it" in events[-1].message

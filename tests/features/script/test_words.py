@@ -1,0 +1,105 @@
+"""The words after `scaleflow train.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scaleflow.commands.table import translate_file_word
+from scaleflow.config.compose import compose_config
+from scaleflow.errors import ConfigError
+from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.task import RunScript
+from scaleflow.launcher.prepare import make_plan, make_spec
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the script `train.py`."""
+    (tmp_path / "train.py").write_text("EPOCHS = 3\nimport local_part\n")
+    (tmp_path / "local_part.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "translated"),
+    [
+        ("train.py", "script.path=train.py"),
+        ("train.py -- --lr 3", "script.path=train.py script.arguments=['--lr','3']"),
+        ("-m train.py script.EPOCHS=1,2", "script.path=train.py -m ++script.constants.EPOCHS=1,2"),
+        ("train.py fit.epochs=2", "script.path=train.py ++script.fit.epochs=2"),
+        ("train.py optimizer.learning_rate=0.1", "script.path=train.py script.compiled_rate=0.1"),
+        (
+            "train.py strategy=mirrored hardware.logical_devices=2 seed=3",
+            "script.path=train.py strategy=mirrored hardware.logical_devices=2 seed=3 script.typed=[strategy,seed]",
+        ),
+        ("--cfg job train.py", "script.path=train.py --cfg job"),
+        ("training.epochs=3", "training.epochs=3"),
+        ("--config-dir train.py training.epochs=3", "--config-dir train.py training.epochs=3"),
+    ],
+)
+def test_words_become_those_of_a_run(here: Path, typed: str, translated: str) -> None:
+    assert translate_file_word(typed.split()) == translated.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("trian.py", "trian.py: there is no such file; did you mean train.py?"),
+        ("train.py model.units=3", "model.units=3: train.py decides this itself"),
+        ("train.py training.epochs=3", "type fit.epochs=3 to change its model.fit"),
+        ("train.py epochs=3", "type fit.epochs=3"),
+        ("train.py --lr 3", "--lr: scaleflow has no such flag; the script's own arguments follow --"),
+        ("train.py fast", "the script's own arguments follow --"),
+        ("train.py script.path=other.py", "NAME is a constant at the top of train.py"),
+        ("train.py resume=outputs", "cannot be resumed yet"),
+    ],
+)
+def test_other_words_are_refused(here: Path, typed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        translate_file_word(typed.split())
+
+
+def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
+    plan = make_plan(compose_config(translate_file_word(["train.py", "tracking=none", "--", "a b", "it's"])))
+    assert plan.of(ScriptOptions).arguments == ["a b", "it's"]
+    assert make_spec(plan, here / "run", 0.0, ()).task == RunScript()
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("train.py script.EPOCH=3", "did you mean script.EPOCHS?"),
+        ("train.py fit.epoch=3", "did you mean fit.epochs?"),
+        ("train.py strategy=parameter_server", "a script's model.fit cannot train on parameter servers"),
+        ("train.py strategy=multi_worker cluster.workers=2", "does not work with several workers"),
+        ("train.py debug.inline=true", "a script needs a process of its own"),
+        ("train.py cluster=slurm cluster.workers=1 cluster.submit=print", "a script runs on this machine"),
+    ],
+)
+def test_a_plan_that_no_script_can_have_is_refused(here: Path, typed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(compose_config(translate_file_word([*typed.split(), "tracking=none"])))
+
+
+def test_the_script_and_its_modules_are_code_of_the_user(here: Path) -> None:
+    from scaleflow.runs.code_digest import find_code
+
+    composed = compose_config(translate_file_word(["train.py"]))
+    assert list(find_code(composed.resolved, ())) == ["local_part.py", "train.py"]
+
+
+def test_refusals_import_no_tensorflow(here: Path) -> None:
+    """The words, the plan and the check of a script need none of the heavy packages."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "from scaleflow.cli import main\n"
+        "assert main(['train.py', 'script.EPOCH=3', 'tracking=none']) == 2\n"
+        "assert not {'tensorflow', 'keras', 'mlflow'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=here, check=True, timeout=300)
