@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.features import Feature
 from scaleflow.interfaces.hooks import DrawnExamples, ReadData, TrainingData, WorkerHook
 from scaleflow.worker import hooks as worker_hooks
@@ -91,6 +91,14 @@ class Drawing(WorkerHook):
         return DrawnExamples(order=nothing, outputs=nothing, note="half of them")
 
 
+class ExampleFeed:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def fetch(self) -> None:
+        """Makes it a feed for the check of what a hook returns."""
+
+
 class Changing(WorkerHook):
     def __init__(self, text: str) -> None:
         self.text = text
@@ -99,7 +107,7 @@ class Changing(WorkerHook):
         return self.text
 
     def change_feed(self, data: TrainingData, feed: Any) -> Any:
-        return f"{feed} {self.text}"
+        return ExampleFeed(f"{feed.text} {self.text}")
 
     def report_examples(self, data: TrainingData, feed: Any, folder: Path, emit: Callable[[Any], None]) -> None:
         raise ValueError(f"cannot show {feed}")
@@ -127,21 +135,25 @@ def test_one_feature_says_which_examples_an_epoch_has() -> None:
 
 
 def test_features_change_the_feed_one_after_the_other() -> None:
-    feed: Any = "feed"
+    feed: Any = ExampleFeed("feed")
     hooks = {"first": Changing("with a"), "idle": WorkerHook(), "second": Changing("and b")}
-    assert change_feed(hooks, NO_DATA, feed) == "feed with a and b"
+    changed: Any = change_feed(hooks, NO_DATA, feed)
+    assert changed.text == "feed with a and b"
 
 
 def test_an_error_in_what_changes_the_training_is_not_passed_over() -> None:
-    with pytest.raises(ValueError, match="no classes"):
+    with pytest.raises(RunError, match=r"the feature failing: it changes what the model is trained on.*no classes"):
         draw_examples({"failing": Failing()}, NO_DATA)
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(RunError, match=r"the feature failing: it changes what the model is trained on.*no images"):
         change_feed({"failing": Failing()}, NO_DATA, NO_DATA)
 
 
 def test_a_feature_can_say_why_no_fold_is_left_out() -> None:
-    assert explain_no_folds({"idle": WorkerHook()}, NO_DATA) == ""
-    assert explain_no_folds({"idle": WorkerHook(), "mixing": Changing("it mixes them")}, NO_DATA) == "it mixes them"
+    notes: list[Any] = []
+    assert explain_no_folds({"idle": WorkerHook()}, NO_DATA, notes.append) == ""
+    hooks = {"idle": WorkerHook(), "mixing": Changing("it mixes them")}
+    assert explain_no_folds(hooks, NO_DATA, notes.append) == "it mixes them"
+    assert not notes
 
 
 def report_with_an_error() -> list[Any]:
@@ -163,7 +175,7 @@ def look_without_features() -> dict[str, Any]:
 
     from scaleflow import dataset
     from scaleflow.config.compose import compose_config
-    from scaleflow.config.policies import CHECK
+    from scaleflow.config.policies import Policy
     from scaleflow.dataset.batches.splits import SingleProcess
     from scaleflow.interfaces import Arrays, Inputs, Outputs
     from scaleflow.launcher.prepare import make_plan
@@ -179,7 +191,9 @@ def look_without_features() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for check in ("warn", "none", "refuse"):
-        plan = make_plan(compose_config([f"dataset.check={check}", "dataset.validation=null"]), CHECK)
+        plan = make_plan(
+            compose_config([f"dataset.check={check}", "dataset.validation=null"]), Policy(work="data checks")
+        )
         events: list[Any] = []
         source = Points()
         try:
