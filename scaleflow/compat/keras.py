@@ -16,9 +16,12 @@ from keras.src import backend
 from keras.src.backend import get_keras_mask as read_mask  # that Keras passes on with a tensor; None for none
 from keras.src.backend import get_stateless_scope as find_stateless_scope  # that replaces variables' values, or None
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import Variable as KerasVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 
 def to_tf_variable(variable: Any) -> Any:
@@ -276,43 +279,110 @@ DIRECTION = "_direction"
 DECIDE = "_set_monitor_op"
 
 
-# Losses and gradients of several replicas
+# Training by Keras on several replicas
 
 
 @contextlib.contextmanager
-def average_replicas() -> Iterator[None]:
-    """Makes Keras average the losses and gradients of replicas.
+def train_replicas_alike() -> Iterator[None]:
+    """Makes Keras's `fit` on several replicas train as on one, where Keras itself does not.
 
-    Keras divides each loss that it computes by the number of replicas, and adds up the gradients. Two faults follow. If
-    an own `train_step` of the user computes a loss without Keras, the loss is not divided, and its gradient is too
-    large. If it returns a loss of Keras, the divided loss is reported. Inside the `with` block no loss is divided. Each
-    gradient is divided instead, before the sum.
+    - Losses: Keras divides a loss that it computes by the number of replicas, and adds up the gradients. A loss of the
+      user's own `train_step` is not divided, so its gradient is too large; and a divided loss, returned by an own
+      `train_step`, is reported. Here no loss is divided, and each gradient is, before the sum.
+    - Clipping: Keras clips the gradient of each replica. Here it clips their sum, as on one device.
+    - Building: Keras takes a batch from the data to build a model, and a generator loses it. It also adds up the
+      batches of all replicas, which fails for texts. Here a built model takes no batch, and others take that of one
+      replica.
+    - Numbers: `int(model.optimizer.iterations)` fails.
     """
-    reduce_gradients = TFOptimizer._all_reduce_sum_gradients
+    with contextlib.ExitStack() as replaced:
 
-    def reduce_divided(optimizer: Any, grads_and_vars: Any) -> Any:
-        context = tf.distribute.get_replica_context()
-        replicas = 1 if context is None else context.num_replicas_in_sync
-        if replicas > 1:
-            grads_and_vars = [(divide_gradient(gradient, replicas), each) for gradient, each in grads_and_vars]
-        return reduce_gradients(optimizer, grads_and_vars)
+        def replace(owner: Any, name: str, value: Any) -> None:
+            replaced.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
 
-    scale = loss_module.scale_loss_for_distribution
-    unscale = loss_module.unscale_loss_for_distribution
-    loss_module.scale_loss_for_distribution = loss_module.unscale_loss_for_distribution = lambda value: value
-    TFOptimizer._all_reduce_sum_gradients = reduce_divided
-    try:
+        replace(loss_module, "scale_loss_for_distribution", keep_loss)
+        replace(loss_module, "unscale_loss_for_distribution", keep_loss)
+        replace(BaseOptimizer, "_clip_gradients", make_clip_of_sum(BaseOptimizer._clip_gradients))
+        replace(TFOptimizer, "_all_reduce_sum_gradients", keep_gradients)
+        replace(TensorFlowTrainer, "_maybe_symbolic_build", make_build(TensorFlowTrainer._symbolic_build))
+        replace(KerasVariable, "__int__", lambda variable: int(keras.ops.convert_to_numpy(variable)))
+        replace(KerasVariable, "__float__", lambda variable: float(keras.ops.convert_to_numpy(variable)))
         yield
-    finally:
-        loss_module.scale_loss_for_distribution = scale
-        loss_module.unscale_loss_for_distribution = unscale
-        TFOptimizer._all_reduce_sum_gradients = reduce_gradients
+
+
+def keep_loss(value: Any) -> Any:
+    return value
+
+
+def keep_gradients(optimizer: Any, grads_and_vars: Any) -> Any:
+    """Returns gradients unchanged: `make_clip_of_sum` has summed them."""
+    return grads_and_vars
+
+
+def make_clip_of_sum(clip: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a function that averages the gradients of all replicas before it clips them."""
+
+    def clip_sum(optimizer: Any, gradients: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return clip(optimizer, gradients)
+        replicas = context.num_replicas_in_sync
+        present = [divide_gradient(gradient, replicas) for gradient in gradients if gradient is not None]
+        if present:
+            present = list(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+        averaged = [None if gradient is None else present.pop(0) for gradient in gradients]
+        return clip(optimizer, averaged)
+
+    return clip_sum
+
+
+def make_build(build: Callable[..., Any]) -> Callable[..., None]:
+    """Returns a function that builds the model, the loss and the metrics of a trainer from a batch of one replica."""
+
+    def build_once(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if model._distribute_strategy is None or is_compiled_and_built(model):
+            return
+        batch = data_batch
+        if iterator is not None:
+            batch = read_local_batch(model.distribute_strategy, iterator)
+        with model.distribute_strategy.scope():
+            try:
+                build(model, data_batch=batch)
+            except Exception:
+                if not model.run_eagerly:  # an eager metric may need values, and is built by the first step
+                    raise
+
+    return build_once
+
+
+def build_from_batch(model: Any, batch: Any) -> None:
+    """Builds a model, its loss and its metrics in the scope of its strategy, from a batch (x, y) or (x, y, weights)."""
+    model._maybe_symbolic_build(data_batch=batch)
+
+
+def is_compiled_and_built(model: Any) -> bool:
+    """Returns whether a model, its loss, its metrics and its optimizer have all their variables."""
+    parts = [model._compile_loss, model._compile_metrics, model.optimizer]
+    layers = flatten_layers(model)
+    return all(each.built for each in layers) and all(each.built for each in parts if each is not None)
+
+
+def read_local_batch(strategy: Any, iterator: Any) -> Any:
+    """Returns the part of the next batch that the first replica of this process gets."""
+
+    def read_first(value: Any) -> Any:
+        if isinstance(value, tf.distribute.DistributedValues):
+            return strategy.experimental_local_results(value)[0]
+        return value
+
+    for *_, batches in iterator:
+        return keras.tree.map_structure(read_first, next(batches))
+    return None
 
 
 def divide_gradient(gradient: Any, replicas: int) -> Any:
-    """Returns a gradient divided by the number of replicas; None stays None."""
-    if gradient is None:
-        return None
+    """Returns a gradient divided by the number of replicas."""
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values / tf.cast(replicas, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

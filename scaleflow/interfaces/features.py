@@ -417,6 +417,11 @@ def find_own_runs(params: Mapping[str, Any]) -> OwnRuns | None:
     return None
 
 
+def list_task_groups() -> set[str]:
+    """Returns the config groups of features with a task: their keys say nothing about a run that trains as usual."""
+    return {feature.config_group for feature in list_features().values() if feature.task}
+
+
 def list_own_code(config: Mapping[str, Any]) -> list[Path]:
     """Returns the files with the user's code that features find in a config."""
     files: list[Path] = []

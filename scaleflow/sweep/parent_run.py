@@ -23,6 +23,7 @@ from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.estimate import describe_estimate
 from scaleflow.interfaces.events import Event
 from scaleflow.interfaces.extras import guard_extra
+from scaleflow.interfaces.features import list_task_groups
 from scaleflow.interfaces.hooks import KeptPredictions
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.display import Display
@@ -291,7 +292,8 @@ class ParentRun(CommandRun):
         plain, _ = keep_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
         write_run_tags(self.files.path, make_run_tags(facts.read_git(), facts.packages) | read_stage_tags())
         swept = ", ".join(ledger.swept)
-        params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}
+        hidden = [*ledger.swept, *list_task_groups()]
+        params = {key: value for key, value in plan.choices.items() if not is_under(key, hidden)}
         for key, value in ledger.base.items():
             params.setdefault(key, str(value))
         raw: Any = OmegaConf.to_container(own_config, resolve=False)

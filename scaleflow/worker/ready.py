@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from scaleflow.config.parse import flatten_config
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Note, RunReady, TagsSet
+from scaleflow.interfaces.features import list_task_groups
 from scaleflow.interfaces.hooks import TrainingData
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunSpec, WorkerProcess
@@ -64,9 +65,12 @@ def list_params(plan: Plan, setup: TrainingSetup) -> dict[str, str]:
     """Returns the params of a run: its options, every key of its config, and the values that
     replaced `auto` and so on.
     """
-    config = flatten_config(mask_secrets(plan.config))
+    hidden = list_task_groups()
+    sections = {name: section for name, section in plan.config.items() if name not in hidden}
+    config = flatten_config(mask_secrets(sections))
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
-    params = {**plan.choices, **texts}
+    choices = {group: option for group, option in plan.choices.items() if group not in hidden}
+    params = {**choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in setup.facts.resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
     return params

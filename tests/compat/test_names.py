@@ -48,7 +48,9 @@ OWNERS = {
         "_model_variables_moving_average": "build(keras.optimizers.Adam(use_ema=True))",
         "_direction": "keras.metrics.BinaryAccuracy()",
         "_set_monitor_op": "keras.callbacks.EarlyStopping()",
-        "_loss_tracker": "compile(MODEL)",
+        "_loss_tracker _compile_loss _compile_metrics _distribute_strategy": "compile(MODEL)",
+        "_maybe_symbolic_build _symbolic_build": "MODEL",
+        "_clip_gradients": "keras.optimizers.Adam()",
         "__internal__": "tf",
     },
     "tensorflow": {

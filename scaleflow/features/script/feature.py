@@ -55,7 +55,7 @@ FEATURE = Feature(
     check="scaleflow.features.script.check:check_script",
     own_code=list_code,
     own_runs=OwnRuns(
-        param="script",
+        param="script.file",
         reason=(
             "it is the run of a script, which reads its data itself; `scaleflow rerun` runs it again, and "
             "mlflow.pyfunc.load_model loads its model"

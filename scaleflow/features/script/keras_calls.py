@@ -12,11 +12,12 @@ import inspect
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import keras
 
+from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
 from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
@@ -153,6 +154,8 @@ class KerasCalls:
             if self._depth:  # a callback that trains another model
                 return original(**name_self(values))
             values.update(self._fit_arguments)
+            if inspect.isgenerator(values.get("x")) and model.distribute_strategy.num_replicas_in_sync > 1:
+                values["x"] = build_from_generator(model, values["x"])
             self._begin_fit(model, values, signature)
             callback = EpochCallback(self._recorder, self._should_stop, read_sizes(values))
             values["callbacks"] = [*list_callbacks(values.get("callbacks")), callback]
@@ -228,6 +231,22 @@ class KerasCalls:
         finally:
             is_over.set()
             thread.join()
+
+
+def build_from_generator(model: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Builds a model from the first batch of a generator. Returns a generator of all batches.
+
+    On several replicas Keras would take this batch for itself.
+    """
+    first = next(batches)
+    build_from_batch(model, first)
+    return prepend_batch(first, batches)
+
+
+def prepend_batch(first: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Yields a batch, and then those of a generator. Keras accepts generators, and no other iterators."""
+    yield first
+    yield from batches
 
 
 def name_self(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class ScriptRecorder:
         values |= {group: plan.choices[group] for group in SECTIONS if group in plan.choices}
         values |= {f"resolved.{name}": value for name, value in self.resolved.items()}
         options = plan.of(ScriptOptions)
-        values["script"] = options.path
+        values["script.file"] = options.path
         if options.arguments:
             values["script.arguments"] = " ".join(options.arguments)
         if "seed" in options.typed:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow import hardware, precision, strategy
-from scaleflow.compat.keras import average_replicas
+from scaleflow.compat.keras import train_replicas_alike
 from scaleflow.config.plan import check_rules, set_values
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.interruptions import ScriptRefused
@@ -62,6 +62,13 @@ def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
     if creates_own is not None and "strategy" not in typed:
         name = "one_device"
         emit(Note(f"{program.path.name}, line {creates_own}: the script creates its own strategy, which is used"))
+    if name == "mirrored" and not may_call_fit(program):
+        name = "one_device"
+        emit(
+            Note(
+                f"{program.path.name} never calls model.fit, so its own loop runs without strategy={plan.strategy.name}"
+            )
+        )
     policy = precision.resolve_policy(plan.precision, devices.kind)
     known = {"strategy.name": name, "hardware.name": devices.kind.lower(), "precision.name": policy}
     for warning in check_rules(set_values(plan, known)):
@@ -89,6 +96,24 @@ def find_strategy_line(tree: ast.Module) -> int | None:
     return None
 
 
+def may_call_fit(program: Program) -> bool:
+    """Returns whether a script calls a method `fit`, or imports a module of its own, which may call it."""
+    folder = program.path.absolute().parent
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("fit", "train_on_batch"):
+            return True
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        for name in names:
+            top = folder / name.partition(".")[0]
+            if top.is_dir() or top.with_suffix(".py").is_file():
+                return True
+    return False
+
+
 @contextlib.contextmanager
 def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) -> Iterator[None]:
     """Enters the strategy of a script, and keeps the script from changing what the command has set.
@@ -99,7 +124,7 @@ def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) ->
     typed = plan.of(ScriptOptions).typed
     with contextlib.ExitStack() as replaced:
         if setting.strategy is not None:
-            replaced.enter_context(average_replicas())
+            replaced.enter_context(train_replicas_alike())
             keep_averages(setting.strategy.num_replicas_in_sync, replaced)
             replaced.enter_context(setting.strategy.scope())
         if "strategy" in typed:

@@ -316,3 +316,52 @@ def test_another_backend_than_tensorflow_is_refused(record: Callable[..., list[E
     events = record("import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + ENDLESS)
     assert isinstance(events[-1], RunRefused)
     assert "KERAS_BACKEND=jax: the script sets it" in events[-1].message
+
+
+#: Reads its data from a generator, clips the gradients, and reads a count of the optimizer.
+GENERATOR = """
+import keras
+import numpy as np
+
+def batches():
+    for number in range(8):
+        x = np.linspace(number, number + 1, 32, dtype="float32").reshape(8, 4) / 8
+        print("batch", number)
+        yield x, 50 * x.sum(1, keepdims=True)
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+model.compile(keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+model.fit(batches(), steps_per_epoch=4, epochs=2)
+print("updates", int(model.optimizer.iterations))
+"""
+
+
+def test_two_replicas_read_each_batch_of_a_generator_and_clip_as_one_device(
+    record: Callable[..., list[Event]],
+) -> None:
+    one = record(GENERATOR)
+    two = record(GENERATOR, "strategy=mirrored", "hardware.logical_devices=2")
+    first = read_points(one)["train/loss"]
+    second = read_points(two)["train/loss"]
+    assert [step for step, _ in second] == [4, 8]
+    assert [value for _, value in second] == pytest.approx([value for _, value in first], rel=1e-5)
+    assert read_output(two).count("batch ") == 8
+    assert "updates 8" in read_output(two)
+
+
+def test_params_of_other_runs_do_not_name_scripts(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    params = isolated(list_default_params, str(tmp_path))
+    assert "model" in params
+    assert not [name for name in params if name.startswith("script")]
+
+
+def list_default_params(folder: str) -> list[str]:
+    """The names of the params of a run without a script."""
+    from types import SimpleNamespace
+
+    from scaleflow.config.compose import compose_config
+    from scaleflow.launcher.prepare import make_plan
+    from scaleflow.worker.ready import list_params
+
+    setup: Any = SimpleNamespace(facts=SimpleNamespace(resolved={}, counts={}))
+    return list(list_params(make_plan(compose_config(["tracking=none", f"hydra.run.dir={folder}"])), setup))
