@@ -53,6 +53,7 @@ os.environ.setdefault("PYTEST_TIMEOUT", "600")  # no key of pyproject.toml: `mak
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--scripts", action="store_true", help="run all Keras scripts, not a cover of their kinds")
     parser.addoption("--matrix", action="store_true", help="train every allowed cell of the table, not a cover of them")
     parser.addoption("--pictures", metavar="DIR", help="keep what MLflow's UI shows as PNG files")
 

@@ -1,0 +1,78 @@
+"""`scaleflow train.py` from the command line to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Command
+
+TRAIN = """
+import keras
+import numpy as np
+
+UNITS = 4
+
+keras.utils.set_random_seed(1)
+x = {"left": np.random.rand(64, 3).astype("float32"), "right": np.random.rand(64, 1).astype("float32")}
+y = x["left"].sum(1) + x["right"][:, 0]
+left = keras.Input((3,), name="left")
+right = keras.Input((1,), name="right")
+joined = keras.layers.Dense(UNITS)(keras.layers.concatenate([left, right]))
+model = keras.Model({"left": left, "right": right}, keras.layers.Dense(1)(joined))
+model.compile("adam", "mse")
+print("training", UNITS)
+model.fit(x, y, epochs=1)
+np.save("answers.npy", model.predict(x))
+"""
+
+
+def read_run(folder: str) -> dict[str, Any]:
+    """What the store has of the only run there, and whether its model answers as the script's model did."""
+    import mlflow
+    import numpy as np
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    (model,) = mlflow.search_logged_models([run.info.experiment_id], output_format="list")
+    loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
+    np.random.seed(1)
+    x = {"left": np.random.rand(64, 3).astype("float32"), "right": np.random.rand(64, 1).astype("float32")}
+    answers = loaded.predict(x)
+    return {
+        "name": run.info.run_name,
+        "status": run.info.status,
+        "params": run.data.params,
+        "metrics": sorted(name for name in run.data.metrics if not name.startswith("system/")),
+        "difference": float(np.abs(answers - np.load(f"{folder}/answers.npy")).max()),
+    }
+
+
+def test_the_store_has_the_run_and_its_model(command: Command, isolated: Callable[..., Any], empty_store: Path) -> None:
+    (command.folder / "train.py").write_text(TRAIN)
+    (command.folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    done = command("train.py", "script.UNITS=5", "tracking.uri=sqlite:///mlflow.db")
+    assert done.returncode == 0, done.stderr
+    assert "\ntraining 5\n" in done.stdout
+    run = isolated(read_run, str(command.folder))
+    assert run["status"] == "FINISHED"
+    assert run["name"] == "UNITS=5 train.py-one_device-float32"
+    assert run["params"]["script.UNITS"] == "5"
+    assert run["metrics"] == ["train/loss"]
+    assert run["difference"] < 1e-5
+    assert run["params"]["script.file"] == "train.py"
+    folder = str(command.run_folder().relative_to(command.folder))
+    reading = ("--input", "train.py", "--output", "y.csv")
+    for words in (["evaluate", folder], ["predict", folder, *reading], [f"resume={folder}"], ["refit", folder]):
+        refused = command(*words)
+        assert refused.returncode == 2, words
+        assert "it is the run of a script, which reads its data itself" in refused.stderr, words
+
+
+def test_an_exception_of_the_script_ends_with_1_and_shows_its_lines(command: Command) -> None:
+    (command.folder / "train.py").write_text("import keras\n\ndata = {}\nprint(data['x'])\n")
+    done = command("train.py", "tracking=none")
+    assert done.returncode == 1
+    assert "train.py\", line 4, in <module>\n    print(data['x'])\n" in done.stderr
+    assert done.stderr.rstrip().endswith("KeyError: 'x'")
