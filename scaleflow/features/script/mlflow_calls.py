@@ -162,7 +162,7 @@ class MlflowCalls:
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None, *rest: Any, **named: Any) -> None:
         self._begin()
-        self._recorder.log_metrics(metrics, step)
+        self._recorder.log_metrics({name: float(value) for name, value in metrics.items()}, step)
 
     def log_param(self, key: str, value: Any, *rest: Any, **named: Any) -> Any:
         self.log_params({key: value})

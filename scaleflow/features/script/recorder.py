@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 
 from scaleflow.config.parse import flatten_config
 from scaleflow.features.script.events import ParamsLogged
@@ -106,7 +107,9 @@ class ScriptRecorder:
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Records metrics after `step` updates; None: after those so far."""
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers: dict[str, float] = {}
+        for name, value in values.items():
+            numbers |= name_numbers(name, value)
         if numbers:
             self.send(MetricsLogged(self.step if step is None else step, numbers))
 
@@ -168,13 +171,20 @@ def name_logs(logs: Mapping[str, Any]) -> dict[str, float]:
     """Returns the values of a history under the names of metrics: `val_loss` is `val/loss`, `loss` is `train/loss`."""
     values: dict[str, float] = {}
     for name, value in logs.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
         is_validation = name.startswith("val_")
-        values[f"val/{name.removeprefix('val_')}" if is_validation else f"train/{name}"] = number
+        metric = f"val/{name.removeprefix('val_')}" if is_validation else f"train/{name}"
+        values |= name_numbers(metric, value)
     return values
+
+
+def name_numbers(metric: str, value: Any) -> dict[str, float]:
+    """Returns the number of a metric; of a vector, such as a score for each class, one number each: `train/f1/0`."""
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "biuf":
+        return {}  # a callback of the user has added something else to the history
+    if numbers.size == 1:
+        return {metric: float(numbers.reshape(()))}
+    return {f"{metric}/{place}": float(number) for place, number in enumerate(numbers.ravel())}
 
 
 def count_updates(model: Any) -> int | None:

@@ -48,12 +48,27 @@ def run_plainly(script: str, folder: str) -> list[dict[str, list[float]]]:
 
     def keep_history(model: Any, *arguments: Any, **named: Any) -> Any:
         history = fit(model, *arguments, **{**named, "verbose": 0})
-        histories.append({name: [float(value) for value in values] for name, values in history.history.items()})
+        histories.append(flatten_history(history.history))
         return history
 
     keras.Model.fit = keep_history
     runpy.run_path(script, run_name="__main__")
     return histories
+
+
+def flatten_history(history: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
+    """Returns a history of numbers. Each place of a vector is a metric of its own: `f1/0`."""
+    import numpy as np
+
+    columns: dict[str, list[float]] = {}
+    for name, values in history.items():
+        rows = np.asarray(values)
+        if rows.ndim == 1:
+            columns[name] = [float(value) for value in rows]
+        else:
+            for place in range(rows.shape[1]):
+                columns[f"{name}/{place}"] = [float(value) for value in rows[:, place]]
+    return columns
 
 
 def read_points(events: Sequence[Event]) -> dict[str, list[tuple[int, float]]]:
