@@ -13,12 +13,13 @@ keras.utils.set_random_seed(12)
 class FileSequence(keras.utils.PyDataset):
     """Batches of arrays that were saved one by one."""
 
-    def __init__(self, paths, labels, batch_size, seed=None, **kwargs):
+    def __init__(self, paths, labels, batch_size, shuffle=False, **kwargs):
         super().__init__(**kwargs)
         self.paths = np.array(paths)
         self.labels = np.array(labels)
         self.batch_size = batch_size
-        self.random = np.random.default_rng(seed)
+        self.shuffle = shuffle
+        self.random = np.random.default_rng(12)
 
     def __len__(self):
         return math.ceil(len(self.paths) / self.batch_size)
@@ -30,6 +31,8 @@ class FileSequence(keras.utils.PyDataset):
         return features, self.labels[low:high]
 
     def on_epoch_end(self):
+        if not self.shuffle:
+            return
         order = self.random.permutation(len(self.paths))
         self.paths = self.paths[order]
         self.labels = self.labels[order]
@@ -44,7 +47,7 @@ for number, label in enumerate(labels):
     np.save(path, (rng.normal(size=(10, 10)) + label).astype("float32"))
     paths.append(str(path))
 
-training_generator = FileSequence(paths[:200], labels[:200], batch_size=32, seed=12, workers=2)
+training_generator = FileSequence(paths[:200], labels[:200], batch_size=32, shuffle=True, workers=2)
 validation_generator = FileSequence(paths[200:], labels[200:], batch_size=32)
 
 model = keras.Sequential(
