@@ -303,8 +303,12 @@ def test_tensorflow_is_imported_in_the_worker_only() -> None:
 
 
 def test_mlflow_is_imported_in_tracking_only() -> None:
+    """A script imports MLflow itself; its calls need one private name, which `compat` imports inside a function."""
     for name in SOURCES:
-        if package_of(name) not in ("tracking", "serving", "compat"):
+        if (
+            package_of(name) not in ("tracking", "serving", "compat")
+            and name != "scaleflow.features.script.mlflow_calls"
+        ):
             assert "mlflow" not in top(imported(name)), name
 
 

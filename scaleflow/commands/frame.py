@@ -132,7 +132,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuses the command, and suggests the intended word."""
         if message.startswith("unrecognized arguments: "):
-            message = self._describe_flag(message.split()[2])
+            unknown = message.split()[2]
+            message = self._describe_flag(unknown) if unknown.startswith("-") else self._describe_word(unknown)
         elif message.startswith("the following arguments are required: "):
             words = []
             for action in list_arguments(self):
@@ -164,6 +165,15 @@ class CommandParser(argparse.ArgumentParser):
         similar = find_similar(flag.lstrip("-"), bare, 0.7)
         hint = f"; did you mean {bare[similar]}?" if similar else ""
         return f"{word}: there is no such flag{hint} ({', '.join(self._flags)})"
+
+    def _describe_word(self, word: str) -> str:
+        """Returns the error for a word that is no flag, and that the command has no place for."""
+        name = name_command(self.name)
+        if word.startswith("tracking.uri=") and "--uri" in self._flags:
+            return f"{word}: this command takes no KEY=VALUE; type --uri {word.partition('=')[2]}"
+        if "=" in word:
+            return f"{word}: this command takes no KEY=VALUE; type {name} --help for what it takes"
+        return f"{word}: there is one word too many; type {name} --help for what it takes"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(args or ())

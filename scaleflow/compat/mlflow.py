@@ -45,3 +45,11 @@ def wait_for_project(submitted: Any) -> None:
     from mlflow.projects import _wait_for
 
     _wait_for(submitted)
+
+
+def draw_run_name() -> str:
+    """Draws a run's name from Python's random numbers, as MLflow does for a run without one."""
+    from mlflow.utils.name_utils import _generate_random_name
+
+    name: str = _generate_random_name()
+    return name

@@ -192,7 +192,10 @@ class RunFolder:
         return [self.model_summary, *learned, *self._list_matching(PROCESS_FILES)]
 
     def list_launcher_files(self) -> list[Path]:
-        """Returns the files that a launcher writes before its processes are ready, and its locks."""
+        """Returns the paths of the files to remove if a run is refused, apart from those of its processes.
+
+        The launcher and the features' commands write them before the processes are ready. Some may not exist.
+        """
         files = [
             self.config,
             self.interpolations,

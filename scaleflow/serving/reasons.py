@@ -53,9 +53,10 @@ def name_reason(column: str) -> str:
 
 
 def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a typical row: the median or the most frequent category of each column in training.
+    """Returns a typical row of the training data.
 
-    The value of a text or date is "".
+    A column has its most frequent category, or the lower end of the bin with its median. A number without a known range
+    is NaN. A text or a date is "".
 
     Args:
         schema: as in `LearnedState.schema`.

@@ -249,8 +249,8 @@ def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> s
     return name if is_same_data else f"{name}-{digest[:8]}"
 
 
-#: Tags of a sweep's run about its best job: its number, its folder, its overrides as typed in a command, and the metric
-#: that ranks the jobs.
+#: Tags of a sweep's run about its best job: its number, its folder, its overrides as typed in a command, the metric
+#: that ranks the jobs, and the updates of its model.
 BEST = "scaleflow.best"
 BEST_FOLDER = f"{BEST}.folder"
 BEST_OVERRIDES = f"{BEST}.overrides"

@@ -283,8 +283,9 @@ class EngineMaker:
         optimizer.mark_tables(new_optimizer, repeat_each(are_tables, counts))
         if takes_rows and can_update_by_rows(net, new_optimizer):
             optimizer.update_by_rows(new_optimizer)  # before the rate factors, which must also scale these updates
-        if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's weight decay
-            factors = model.find_rate_factors(net, options.rate_factors or {})  # of Muon works in one replica only
+        # Keras's own weight decay of Muon works in one replica only.
+        if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):
+            factors = model.find_rate_factors(net, options.rate_factors or {})
             are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
             optimizer.scale_rates(
                 new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)

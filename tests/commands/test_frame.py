@@ -14,7 +14,7 @@ from scaleflow import cli, evaluate, sync
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.features.compare import rerun
+from scaleflow.features.compare import diff, rerun
 from scaleflow.features.predict import command as predict
 from scaleflow.features.search import find
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
@@ -123,6 +123,9 @@ def test_causes_that_form_a_circle_end() -> None:
         (find.main, ["lr", "--steps", "1"], "--steps 1: expected at least 20"),
         (evaluate.main, ["abc", "--splt", "test"], "--splt: there is no such flag; did you mean --split? (--json, "),
         (sync.main, ["nowhere"], "no folder of a run in nowhere"),
+        (diff.main, ["a", "b", "c"], "c: there is one word too many; type python -m scaleflow diff --help"),
+        (diff.main, ["a", "b", "seed=1"], "seed=1: this command takes no KEY=VALUE"),
+        (diff.main, ["a", "b", "tracking.uri=x"], "this command takes no KEY=VALUE; type --uri x"),
     ],
 )
 def test_a_refusal_is_answered(

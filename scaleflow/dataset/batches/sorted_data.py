@@ -1,4 +1,4 @@
-"""Notes about data that are sorted by their targets, so that a shuffle buffer or a limit has few of them.
+"""Notes about data that are sorted by their targets, so that a shuffle buffer or a limit has few classes.
 
 A stream that is not in memory is shuffled through a buffer. If the stream is sorted by class, and the buffer is small
 compared with it, long stretches of the training have few classes. A limit takes the first examples, which may have few
@@ -17,7 +17,7 @@ from scaleflow.interfaces import Outputs, OutputStructure, Rows
 
 Array = np.ndarray[Any, Any]
 
-#: A sample has at least this many targets if the split has them, and all targets of a shuffle buffer.
+#: A sample has the targets of a whole shuffle buffer, and at least this many. A smaller split is read whole.
 MIN_SAMPLE = 2000
 
 #: Time limit for reading it, in seconds.

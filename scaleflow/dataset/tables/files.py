@@ -556,7 +556,12 @@ def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles
 def prepare_tables(
     by_split: dict[str, list[str]], data_dir: Any, form: CsvForm, cache: LearnedCache, key: str = DATA_DIR
 ) -> TableFiles:
-    """Checks the options of the files' format, like `find_tables`, for files that the caller has found."""
+    """Returns the tables of a dataset whose files the caller has found.
+
+    Opens the first file if it is CSV, to recognise its form, and reads the partitions from the paths.
+
+    Raises ConfigError if the files have different formats, or if the options are not for their format.
+    """
     paths: list[str] = []
     for paths_of_split in by_split.values():
         paths += paths_of_split

@@ -106,7 +106,7 @@ class KerasCalls:
 
     Attributes:
         model: the model of the last fit; None before the first.
-        batch: the first inputs of the last fit, if they are arrays.
+        inputs: the argument `x` of the last fit.
     """
 
     def __init__(
@@ -148,6 +148,10 @@ class KerasCalls:
 
         @functools.wraps(original)
         def fit(model: Any, *arguments: Any, **named: Any) -> Any:
+            """Calls Keras's `fit` with the command's changes and a callback that records the epochs.
+
+            Raises ScriptStopped if the run is asked to stop.
+            """
             bound = signature.bind(model, *arguments, **named)
             values = bound.arguments
             values["verbose"] = 0
@@ -155,7 +159,7 @@ class KerasCalls:
                 return original(**name_self(values))
             values.update(self._fit_arguments)
             if inspect.isgenerator(values.get("x")) and model.distribute_strategy.num_replicas_in_sync > 1:
-                values["x"] = build_from_generator(model, values["x"])
+                values["x"] = build_and_restore(model, values["x"])
             self._begin_fit(model, values, signature)
             callback = EpochCallback(self._recorder, self._should_stop, read_sizes(values))
             values["callbacks"] = [*list_callbacks(values.get("callbacks")), callback]
@@ -233,8 +237,8 @@ class KerasCalls:
             thread.join()
 
 
-def build_from_generator(model: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Builds a model from the first batch of a generator. Returns a generator of all batches.
+def build_and_restore(model: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Builds a model from the first batch of a generator. Returns a generator of all batches, the first included.
 
     On several replicas Keras would take this batch for itself.
     """

@@ -18,6 +18,7 @@ from typing import Any
 
 import wrapt
 
+from scaleflow.compat.mlflow import draw_run_name
 from scaleflow.features.script.recorder import ScriptRecorder
 from scaleflow.interfaces.events import ArtifactWritten, Note
 
@@ -140,6 +141,8 @@ class MlflowCalls:
             self._recorder.send(Note("mlflow.start_run(nested=True): what it logs goes to the run of the script"))
         tags = {"mlflow.note.content": named["description"]} if named.get("description") else {}
         tags |= named.get("tags") or {}
+        if not named.get("run_name"):
+            draw_run_name()  # MLflow takes these random numbers, and the script's later ones depend on it
         if named.get("run_name") and not self._recorder.process.spec.plan.tracking.run_name:
             tags["mlflow.runName"] = named["run_name"]
         if tags:

@@ -58,10 +58,10 @@ def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
     typed = plan.of(ScriptOptions).typed
     devices = hardware.configure_devices(plan.hardware)
     name = strategy.resolve_strategy(plan.strategy, devices.names)
-    creates_own = find_strategy_line(program.tree)
-    if creates_own is not None and "strategy" not in typed:
+    strategy_line = find_strategy_line(program.tree)
+    if strategy_line is not None and "strategy" not in typed:
         name = "one_device"
-        emit(Note(f"{program.path.name}, line {creates_own}: the script creates its own strategy, which is used"))
+        emit(Note(f"{program.path.name}, line {strategy_line}: the script creates its own strategy, which is used"))
     if name == "mirrored" and not may_call_fit(program):
         name = "one_device"
         emit(
@@ -118,6 +118,9 @@ def may_call_fit(program: Program) -> bool:
 def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) -> Iterator[None]:
     """Enters the strategy of a script, and keeps the script from changing what the command has set.
 
+    With a strategy, losses and gradients become means over its replicas, whether Keras, TensorFlow's functions for
+    losses or the script compute them.
+
     Inside the `with` block, a call that would change a typed strategy or precision raises ScriptRefused. A call that
     would change a typed seed sets that seed again, and a note says so.
     """
@@ -147,9 +150,10 @@ def refuse_strategies(plan: Plan, program: Program, replaced: contextlib.ExitSta
 
 
 def keep_averages(replicas: int, replaced: contextlib.ExitStack) -> None:
-    """Makes TensorFlow's functions for losses of replicas agree with Keras, which averages them here.
+    """Makes TensorFlow's functions for losses return the mean of a replica.
 
-    They divide a sum over a replica's examples by the size of the global batch, for a sum over the replicas.
+    They divide the sum over the examples of a replica by the size of the global batch, because they expect that the
+    replicas are added up. `train_replicas_alike` averages the replicas.
     """
     for name in ("compute_average_loss", "scale_regularization_loss"):
         replace_attribute(tf.nn, name, make_average(getattr(tf.nn, name), replicas), replaced)

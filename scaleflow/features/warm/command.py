@@ -78,12 +78,24 @@ def stop() -> tuple[list[str], list[dict[str, Any]]]:
     answers = ask_all("stop")
     lines = []
     for answer in answers:
-        ends = "ends with its last command" if answer["running"] else "stopped"
-        lines.append(f"{ends}: {describe(answer)}")
-        deadline = time.monotonic() + STOP_SECONDS
-        while not answer["running"] and Path(f"/proc/{answer['pid']}").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        if answer["running"]:
+            state = "ends with its last command"
+        elif wait_for_end(int(answer["pid"])):
+            state = "stopped"
+        else:
+            state = f"has not ended within {STOP_SECONDS:g} s"
+        lines.append(f"{state}: {describe(answer)}")
     return lines or ["no warm server runs"], answers
+
+
+def wait_for_end(pid: int) -> bool:
+    """Waits up to `STOP_SECONDS` until a process has ended. Returns whether it has."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def ask(files: ServerFiles, question: str) -> dict[str, Any]:

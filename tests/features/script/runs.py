@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ def run_plainly(script: str, folder: str) -> list[dict[str, list[float]]]:
         return history
 
     keras.Model.fit = keep_history
+    sys.path.insert(0, str(Path(script).absolute().parent))
     runpy.run_path(script, run_name="__main__")
     return histories
 

@@ -185,6 +185,18 @@ with mlflow.start_run(run_name="mine"):
 """
 
 
+def test_a_run_of_mlflow_without_a_name_draws_the_random_numbers_that_mlflow_draws(
+    record: Callable[..., list[Event]],
+) -> None:
+    text = "import random\nimport mlflow\nrandom.seed(3)\nmlflow.start_run()\nprint('drawn', random.random())\n"
+    named = text.replace("start_run()", "start_run(run_name='mine')")
+    expected = "import random\nfrom mlflow.utils.name_utils import _generate_random_name\nrandom.seed(3)\n"
+    expected += "_generate_random_name()\nprint('drawn', random.random())\n"
+    outputs = [read_output(record(script)) for script in (text, named, expected)]
+    assert outputs[0] == outputs[2]
+    assert outputs[0] != outputs[1]
+
+
 def test_calls_of_mlflow_go_to_the_run(record: Callable[..., list[Event]]) -> None:
     events = record(MLFLOW)
     assert read_points(events)["own"] == [(0, 1.5), (1, 2.5)]
