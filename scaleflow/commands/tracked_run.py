@@ -77,7 +77,7 @@ def find_run(words: CommandWords, needs_run: bool = True, is_repeated: bool = Fa
     Raises ConfigError if there is no such run, or if the command cannot use it.
     """
     run = Run.find(words.run_id, find_store_options(words), needs_run)
-    own = None if is_repeated else find_own_runs(run.settings)
+    own = None if is_repeated or run.is_deleted else find_own_runs(run.settings)
     if own is not None:
         raise ConfigError(f"{words.run_id}: {own.reason}")
     return run, run.complete(words)

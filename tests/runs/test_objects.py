@@ -8,8 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from scaleflow.config.compose import CommandWords, compose_config
-from scaleflow.config.policies import COMPARE, EVALUATE, TRAIN
+from scaleflow.config.policies import EVALUATE, TRAIN
 from scaleflow.errors import ConfigError
+from scaleflow.features.compare.diff import COMPARE
 from scaleflow.launcher.objects import list_size_notes
 from scaleflow.runs import RunFolder, folder
 from scaleflow.runs.objects import list_object_keys

@@ -195,7 +195,7 @@ def test_a_section_that_a_command_does_not_use_gives_away_no_value_of_this_machi
 
 def test_a_stage_that_trains_no_model_cannot_be_resumed(begun: Path) -> None:
     (begun / "config.yaml").write_text("tracking: {name: none}\n")
-    with pytest.raises(ConfigError, match=r"a stage that trains no model; repeat the pipeline's command"):
+    with pytest.raises(ConfigError, match=r"a command that trains no model; repeat that command"):
         resume(begun)
 
 

@@ -49,7 +49,7 @@ FEATURE = Feature(
     },
     section=ScriptOptions,
     conf="scaleflow.features.script.conf",
-    defaults=({"script": "none"},),
+    defaults=("script_keys",),
     is_used=runs_script,
     task="scaleflow.features.script.task:RunScript",
     check="scaleflow.features.script.check:check_script",
