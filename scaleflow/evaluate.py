@@ -60,7 +60,7 @@ from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.reuse import complete_command
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
-from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
+from scaleflow.tracking.tracked_runs import attach_opened_run, download_model, log_evaluation
 from scaleflow.worker.evaluate import ALL, SPLITS, EvaluateModel
 
 #: Arguments of scaleflow's datasets that select the data.
@@ -95,7 +95,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     check_keys(typed_keys)
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
-    describe_opened_run(run.model.run_id, run.name, run.store)
+    attach_opened_run(run.model.run_id, run.name, run.store)
     composed = show_notes(run.reuse_config(words, EVALUATE), display)
     config = composed.resolved
     is_new = has_new_data(run.config, config, typed_keys)

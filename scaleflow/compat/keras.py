@@ -283,7 +283,7 @@ DECIDE = "_set_monitor_op"
 
 
 @contextlib.contextmanager
-def train_replicas_alike() -> Iterator[None]:
+def train_like_one_replica() -> Iterator[None]:
     """Makes Keras's `fit` on several replicas train as on one, where Keras itself does not.
 
     - Losses: Keras divides a loss that it computes by the number of replicas, and adds up the gradients. A loss of the

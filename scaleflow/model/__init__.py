@@ -18,7 +18,7 @@ from scaleflow.model.keras_hub import check_preset_words
 from scaleflow.model.keras_ops import (
     correct_keras_add,
     describe_large_table,
-    list_table_variables,
+    find_table_ids,
     list_tables,
     read_rows_in_take,
 )

@@ -59,7 +59,7 @@ def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
     return tables
 
 
-def list_table_variables(model: keras.Model) -> set[int]:
+def find_table_ids(model: keras.Model) -> set[int]:
     """Returns the `id()` of the tables of all embedding layers that train."""
     ids = set()
     for layer in list_tables(model):

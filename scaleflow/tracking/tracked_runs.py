@@ -103,7 +103,7 @@ def explain_deleted_run(named: str, run_id: str, missing: RunMissing) -> RunMiss
     )
 
 
-def describe_opened_run(run_id: str, name: str, store: Tracking) -> None:
+def attach_opened_run(run_id: str, name: str, store: Tracking) -> None:
     """Makes the empty run that `mlflow run . -e evaluate` opened a child of the evaluated run, and renames it.
 
     Keeps a name that MLflow did not generate.

@@ -278,7 +278,7 @@ class EngineMaker:
             bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
         )
         counts = [len(training.list_shards([variable])) for variable in net.trainable_variables]
-        tables = model.list_table_variables(net)
+        tables = model.find_table_ids(net)
         are_tables = [id(variable) in tables for variable in net.trainable_variables]
         optimizer.mark_tables(new_optimizer, repeat_each(are_tables, counts))
         if takes_rows and can_update_by_rows(net, new_optimizer):
@@ -313,7 +313,7 @@ class EngineMaker:
             new_optimizer = optimizer.create_optimizer(
                 bind_target(self.plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
             )
-            tables = model.list_table_variables(net)
+            tables = model.find_table_ids(net)
             optimizer.mark_tables(new_optimizer, [id(variable) in tables for variable in variables])
             if options.clip_value is not None:
                 optimizer.clip_values(new_optimizer, options.clip_value)

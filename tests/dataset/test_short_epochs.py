@@ -123,9 +123,9 @@ RANDOM = np.random.default_rng(0)
     ],
 )
 def test_sorted_targets_are_found(targets: Any, classes: int | None, window: int, found: str | None) -> None:
-    from scaleflow.dataset.batches.sorted_data import find_sorted
+    from scaleflow.dataset.batches.sorted_data import describe_sorted
 
-    text = find_sorted(targets.astype(np.float64), classes, window)
+    text = describe_sorted(targets.astype(np.float64), classes, window)
     assert text is None if found is None else text is not None and found in text
 
 

@@ -415,7 +415,10 @@ def describe_examples(part: Any) -> Any:
 
 
 def are_paths(values: Array) -> bool:
-    """Returns whether texts are paths of files. Their names do not count, because the folder of the data can move."""
+    """Returns whether texts are paths of files, judged by the first one.
+
+    A digest leaves out such texts, because the folder of the data can move.
+    """
     return dtype_name(values) == "string" and values.size > 0 and os.path.isfile(values.flat[0])  # noqa: PTH113
 
 

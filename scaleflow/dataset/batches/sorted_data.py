@@ -48,7 +48,7 @@ def describe_stream_order(examples: Rows, outputs: OutputStructure, shuffle: int
     if window >= len(examples):
         return None
     targets = read_first_targets(examples, outputs, max(MIN_SAMPLE, window))
-    found = None if targets is None else find_sorted(targets, count_classes(outputs), window)
+    found = None if targets is None else describe_sorted(targets, count_classes(outputs), window)
     if found is None:
         return None
     return (
@@ -67,7 +67,7 @@ def describe_first_examples(key: str, name: str, examples: Rows, outputs: Output
     """
     classes = count_classes(outputs)
     targets = None if classes is None else read_first_targets(examples, outputs, len(examples))
-    found = None if targets is None else find_absent(targets, classes)
+    found = None if targets is None else describe_absent(targets, classes)
     if found is None:
         return None
     return (
@@ -108,7 +108,7 @@ def read_first_targets(examples: Rows, outputs: OutputStructure, count: int) -> 
     return chosen
 
 
-def find_sorted(targets: Array, classes: int | None, window: int) -> str | None:
+def describe_sorted(targets: Array, classes: int | None, window: int) -> str | None:
     """Returns a text on how the first targets of a stream differ from a random order; None if they do not.
 
     Args:
@@ -125,7 +125,7 @@ def find_sorted(targets: Array, classes: int | None, window: int) -> str | None:
         if explained > MAX_EXPLAINED:
             return f"in the first {windows} windows of {length:,} examples the targets differ from window to window"
     if classes is not None:
-        return find_absent(targets, classes)
+        return describe_absent(targets, classes)
     ranks = np.argsort(np.argsort(targets, kind="stable"), kind="stable")
     if len(np.unique(targets)) < MIN_WINDOW:
         return None
@@ -135,7 +135,7 @@ def find_sorted(targets: Array, classes: int | None, window: int) -> str | None:
     return f"the first {len(targets):,} targets {'rise' if correlation > 0 else 'fall'} from one to the next"
 
 
-def find_absent(targets: Array, classes: int | None) -> str | None:
+def describe_absent(targets: Array, classes: int | None) -> str | None:
     """Returns a text on the classes in the targets if at most half of all classes are there, else None.
 
     It is also None if the sample has many classes once: then others are missing because the sample is small.

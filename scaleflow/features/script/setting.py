@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow import hardware, precision, strategy
-from scaleflow.compat.keras import train_replicas_alike
+from scaleflow.compat.keras import train_like_one_replica
 from scaleflow.config.plan import check_rules, set_values
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.interruptions import ScriptRefused
@@ -127,8 +127,8 @@ def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) ->
     typed = plan.of(ScriptOptions).typed
     with contextlib.ExitStack() as replaced:
         if setting.strategy is not None:
-            replaced.enter_context(train_replicas_alike())
-            keep_averages(setting.strategy.num_replicas_in_sync, replaced)
+            replaced.enter_context(train_like_one_replica())
+            average_replica_losses(setting.strategy.num_replicas_in_sync, replaced)
             replaced.enter_context(setting.strategy.scope())
         if "strategy" in typed:
             refuse_strategies(plan, program, replaced)
@@ -149,11 +149,11 @@ def refuse_strategies(plan: Plan, program: Program, replaced: contextlib.ExitSta
             replace_attribute(kind, "__init__", refuse, replaced)
 
 
-def keep_averages(replicas: int, replaced: contextlib.ExitStack) -> None:
+def average_replica_losses(replicas: int, replaced: contextlib.ExitStack) -> None:
     """Makes TensorFlow's functions for losses return the mean of a replica.
 
     They divide the sum over the examples of a replica by the size of the global batch, because they expect that the
-    replicas are added up. `train_replicas_alike` averages the replicas.
+    replicas are added up. `train_like_one_replica` averages the replicas.
     """
     for name in ("compute_average_loss", "scale_regularization_loss"):
         replace_attribute(tf.nn, name, make_average(getattr(tf.nn, name), replicas), replaced)

@@ -22,7 +22,7 @@ from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.store import WEIGHTS
 
 #: Events that name files.
-NAMING = (*REPORTED, RunReady, DatasetDescribed, ArtifactWritten, ReportMade, ModelExported, RunEnded)
+EVENTS_WITH_FILES = (*REPORTED, RunReady, DatasetDescribed, ArtifactWritten, ReportMade, ModelExported, RunEnded)
 
 
 class FileCursor:
@@ -59,15 +59,16 @@ class FileCursor:
         for event in reader.read():
             if reader.offset > end or should_stop():
                 return
-            if isinstance(event, NAMING):
+            if isinstance(event, EVENTS_WITH_FILES):
                 self._send_event(event, reader.at)
-                self._take(reader.offset)
-        self._take(reader.offset)
+                self._move_to(reader.offset)
+        self._move_to(reader.offset)
 
     def _read_events(self, offset: int) -> EventReader:
         return EventReader(self._record.events, offset, skipped=(MetricsLogged, SystemMetrics))
 
-    def _take(self, offset: int) -> None:
+    def _move_to(self, offset: int) -> None:
+        """Notes that the store has the files of all events before an offset."""
         if offset != self._record.file_offset:
             self._record.file_offset = offset
             self._record.save()
