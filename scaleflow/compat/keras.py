@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -301,6 +302,7 @@ def train_like_one_replica() -> Iterator[None]:
             replaced.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
 
+        replace(loss_module, "reduce_values", make_reduction(loss_module.reduce_values))
         replace(loss_module, "scale_loss_for_distribution", keep_loss)
         replace(loss_module, "unscale_loss_for_distribution", keep_loss)
         replace(BaseOptimizer, "_clip_gradients", make_clip_of_sum(BaseOptimizer._clip_gradients))
@@ -309,6 +311,25 @@ def train_like_one_replica() -> Iterator[None]:
         replace(KerasVariable, "__int__", lambda variable: int(keras.ops.convert_to_numpy(variable)))
         replace(KerasVariable, "__float__", lambda variable: float(keras.ops.convert_to_numpy(variable)))
         yield
+
+
+def make_reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras's reduction of losses, for gradients that are averaged over the replicas.
+
+    A loss that is a sum over the examples, or is not reduced, has to be added up over the replicas.
+    """
+    signature = inspect.signature(reduce)
+
+    def reduce_for_average(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        reduced = reduce(*arguments, **named)
+        is_scalar = tuple(bound.arguments["values"].shape) == ()
+        if is_scalar or bound.arguments["reduction"] not in ("sum", "none", None):
+            return reduced
+        return reduced * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, reduced.dtype)
+
+    return reduce_for_average
 
 
 def keep_loss(value: Any) -> Any:

@@ -54,6 +54,7 @@ FEATURE = Feature(
     task="scaleflow.features.script.task:RunScript",
     check="scaleflow.features.script.check:check_script",
     own_code=list_code,
+    other_files=("notebook_cells.py", "script_artifacts"),
     own_runs=OwnRuns(
         param="script.file",
         reason=(

@@ -21,6 +21,7 @@ from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
 from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
+from scaleflow.interfaces.events import Note
 
 #: Seconds between two looks for a request to stop.
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -152,6 +153,8 @@ class KerasCalls:
 
             Raises ScriptStopped if the run is asked to stop.
             """
+            if not self._recorder.is_own_process:
+                return original(model, *arguments, **named)
             bound = signature.bind(model, *arguments, **named)
             values = bound.arguments
             values["verbose"] = 0
@@ -179,6 +182,14 @@ class KerasCalls:
         self.model = model
         self.inputs = values.get("x")
         self._environment.run()
+        replicas = model.distribute_strategy.num_replicas_in_sync
+        if replicas > 1 and computes_own_loss(model):
+            self._recorder.send(
+                Note(
+                    f"on {replicas} replicas a loss that the script computes itself counts as a mean over the "
+                    f"examples; a sum over them would train with 1/{replicas} of its gradient"
+                )
+            )
         self._recorder.phase += 1
         if self._learning_rate is not None:
             set_learning_rate(model, self._learning_rate)
@@ -202,6 +213,8 @@ class KerasCalls:
     def _make_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def evaluate(model: Any, *arguments: Any, **named: Any) -> Any:
+            if not self._recorder.is_own_process:
+                return original(model, *arguments, **named)
             bound = inspect.signature(original).bind(model, *arguments, **named)
             values = name_self(bound.arguments)
             is_internal = INTERNAL in values
@@ -251,6 +264,15 @@ def prepend_batch(first: Any, batches: Generator[Any, None, None]) -> Generator[
     """Yields a batch, and then those of a generator. Keras accepts generators, and no other iterators."""
     yield first
     yield from batches
+
+
+def computes_own_loss(model: Any) -> bool:
+    """Returns whether a model trains with a loss that is not computed by one of Keras's losses."""
+    kind = type(model)
+    if kind.train_step is not keras.Model.train_step or kind.compute_loss is not keras.Model.compute_loss:
+        return True
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    return any(inspect.isfunction(each) and not each.__module__.startswith("keras.") for each in losses)
 
 
 def name_self(values: Mapping[str, Any]) -> dict[str, Any]:

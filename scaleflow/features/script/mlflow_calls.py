@@ -36,6 +36,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "enable_system_metrics_logging": "the run has the metrics of the machine already",
 }
 
+#: Functions of MLflow that ask the store.
+WITH_STORE = ("MlflowClient", "get_run", "search_runs", "search_experiments", "search_logged_models", "register_model")
+
 #: Modules of MLflow whose `autolog` and `log_model` a script of Keras calls.
 FLAVORS = ("mlflow.keras", "mlflow.tensorflow")
 
@@ -116,7 +119,19 @@ class MlflowCalls:
         for name in names:
             if name not in ("record", "has_logged") and hasattr(mlflow, name):
                 setattr(mlflow, name, getattr(self, name))
+        for name in WITH_STORE:
+            if hasattr(mlflow, name):
+                setattr(mlflow, name, self._make_refusal(name))
         self._replace_without_effect(mlflow)
+
+    def _make_refusal(self, name: str) -> Callable[..., None]:
+        def refuse(*arguments: Any, **named: Any) -> None:
+            raise RuntimeError(
+                f"mlflow.{name}: a script has no connection to the store while it runs, because the launcher records "
+                "it; use mlflow.log_metric and the like, or look at the run after its end"
+            )
+
+        return refuse
 
     def _replace_flavor(self, flavor: ModuleType) -> None:
         if self._is_open:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
-from typing import TextIO
+from typing import Any, TextIO
 
 from scaleflow.features.script.events import ScriptPrinted
 from scaleflow.interfaces.events import Emit, Event
@@ -22,6 +23,7 @@ class PrintedLines:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
+        self._pid = os.getpid()
         self._lines: list[str] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -33,13 +35,17 @@ class PrintedLines:
             self._lines.append(line)
 
     def emit(self, event: Event) -> None:
-        """Emits an event after the lines that were printed before it."""
+        """Emits an event after the lines that were printed before it. A process that the script forks emits none."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self.flush()
             self._emit(event)
 
     def flush(self) -> None:
         """Emits the collected lines."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._lines:
                 self._emit(ScriptPrinted("\n".join(self._lines)))
@@ -71,6 +77,14 @@ class LineStream(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return "utf-8"
+
+    @property
+    def buffer(self) -> Any:
+        """The bytes of the log. What a script writes there is not shown between the lines of scaleflow."""
+        return self._log.buffer
+
+    def reconfigure(self, **options: Any) -> None:
+        """Does nothing: the log has the encoding and the buffering that scaleflow gave it."""
 
     def writable(self) -> bool:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +47,14 @@ class ScriptRecorder:
     resolved: Mapping[str, Any]
     step: int = 0
     phase: int = 0
+    _pid: int = field(default_factory=os.getpid)
     _params: dict[str, str] = field(default_factory=dict)
     _waiting: list[Event] = field(default_factory=list)
+
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this is the process of the run, and not one that the script has forked."""
+        return os.getpid() == self._pid
 
     @property
     def is_ready(self) -> bool:
@@ -61,6 +68,8 @@ class ScriptRecorder:
             epochs, steps: the length of the first fit; 0 if it is unknown.
             resolved: facts about the first fit, for the `resolved.` params.
         """
+        if not self.is_own_process:
+            return
         if self.is_ready:
             self.log_params({f"resolved.{name}": value for name, value in (resolved or {}).items()})
             return
@@ -86,7 +95,9 @@ class ScriptRecorder:
         self._waiting = []
 
     def send(self, event: Event) -> None:
-        """Emits an event now, or when the run begins."""
+        """Emits an event now, or when the run begins. A process that the script has forked records nothing."""
+        if not self.is_own_process:
+            return
         if self.is_ready:
             self.emit(event)
         else:
@@ -157,7 +168,8 @@ class ScriptRecorder:
         if "seed" in options.typed:
             values["seed"] = plan.seed
         for name, constant in self.program.constants.items():
-            values[f"script.{name}"] = constant.value
+            key = f"script.{name}"
+            values[f"script.constants.{name}" if key in values or name == "arguments" else key] = constant.value
         return {name: format_param(mask_secrets(value)) for name, value in values.items()}
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +30,9 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import WorkerProcess
 from scaleflow.runs.code_digest import is_installed
 
+#: The file in the run's folder with the code of a notebook.
+CELLS_FILE = "notebook_cells.py"
+
 #: The folder of scaleflow's own code.
 PACKAGE = Path(__file__).parents[2]
 
@@ -48,6 +54,7 @@ def run_script(process: WorkerProcess) -> None:
     try:
         assert options.path is not None
         program = parse_script(Path(options.path))
+        program.write_cells(process.spec.folder / CELLS_FILE)
         change_constants(program, read_constants(plan))
         setting = set_up(plan, program, process.emit)
         recorder = ScriptRecorder(process, process.emit, program, setting.to_values())
@@ -73,9 +80,11 @@ def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, 
     module.__dict__["__builtins__"] = builtins
     code = program.compile()
     process.emit(PhaseBegan(f"running {program.path.name}"))
+    os.register_at_fork(after_in_child=reset_signals)
     with as_main(module, program, arguments), print_to(lines):
         try:
             exec(code, module.__dict__)
+            join_threads()
         except ScriptStopped:
             end_stopped(process)
             return False
@@ -86,12 +95,25 @@ def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, 
             return False
         except ScriptRefused as refusal:
             raise ConfigError(str(refusal)) from None
-        except Exception as error:
+        except BaseException as error:
             text = format_traceback(error)
             reason = traceback.format_exception_only(error)[-1].strip()
             end_failed(process, reason, text)
             return False
     return True
+
+
+def join_threads() -> None:
+    """Waits for the threads that the script has started and not awaited, as Python does at its end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def reset_signals() -> None:
+    """Gives a process that the script forks Python's own handlers: the worker's would keep it from ending."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -125,7 +147,7 @@ def print_to(lines: PrintedLines) -> Iterator[None]:
         lines.flush()
 
 
-def format_traceback(error: Exception) -> str:
+def format_traceback(error: BaseException) -> str:
     """Returns the traceback of a script's exception, with the user's own frames only."""
     formatted = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = formatted

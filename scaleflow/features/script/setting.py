@@ -62,7 +62,7 @@ def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
     if strategy_line is not None and "strategy" not in typed:
         name = "one_device"
         emit(Note(f"{program.path.name}, line {strategy_line}: the script creates its own strategy, which is used"))
-    if name == "mirrored" and not may_call_fit(program):
+    if name == "mirrored" and "GradientTape" in ast.dump(program.tree) and not may_call_fit(program):
         name = "one_device"
         emit(
             Note(
@@ -179,16 +179,16 @@ def make_refusal(reason: str, program: Program, key: str) -> Callable[..., Any]:
     """Returns a function that raises ScriptRefused, which names the line of the script that calls it."""
 
     def refuse(*arguments: Any, **named: Any) -> Any:
-        line = find_line(program.path)
+        line = find_line(program.code_file)
         place = f" in line {line}" if line else ""
         raise ScriptRefused(f"{reason}{place}; remove it from the script, or leave {key} out of the command")
 
     return refuse
 
 
-def find_line(path: Path) -> int | None:
+def find_line(file: Path) -> int | None:
     """Returns the line of a script that is running now; None if only other files are."""
-    name = str(path.absolute())
+    name = str(file)
     for frame in reversed(traceback.extract_stack()):
         if frame.filename == name:
             return frame.lineno

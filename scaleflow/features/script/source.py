@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from scaleflow.errors import ConfigError, find_similar
 #: A line of a notebook that IPython would run, such as `%matplotlib inline`, and one that a shell would run.
 MAGIC = re.compile(r"\s*%")
 SHELL = re.compile(r"\s*!")
+
+#: Words of IPython before code that is run as it is.
+TIMING = re.compile(r"^%%(time|timeit|capture)\b[^\n]*$|^\s*%(time|timeit) (?=\S)", re.MULTILINE)
 
 #: Names of types in messages.
 TYPE_NAMES: Mapping[type, str] = {
@@ -58,6 +62,19 @@ class Program:
     constants: dict[str, Constant]
     repeated: set[str]
     magics: Sequence[str] = ()
+    code: str = ""  # the joined cells of a notebook; "" for a script
+    cells_file: Path | None = None  # the file with these cells, if they were written to one
+
+    @property
+    def code_file(self) -> Path:
+        """The file whose lines tracebacks, and TensorFlow's AutoGraph, show."""
+        return self.cells_file or self.path.absolute()
+
+    def write_cells(self, path: Path) -> None:
+        """Writes the cells of a notebook to a Python file: its own lines are JSON. Does nothing for a script."""
+        if self.code:
+            path.write_text(self.code, encoding="utf-8")
+            self.cells_file = path
 
     def replace_constant(self, name: str, value: Any) -> None:
         """Replaces the value of a constant. Raises ConfigError if the script has no constant that can have it."""
@@ -70,7 +87,7 @@ class Program:
             raise ConfigError(f"script.{name}: {self.explain_missing(name)}")
         constant = self.constants[name]
         converted = convert_constant(name, value, constant.value)
-        expression = ast.parse(repr(converted), mode="eval").body
+        expression = ast.parse(write_literal(converted), mode="eval").body
         assert constant.node.value is not None
         for node in ast.walk(expression):  # errors name the line of the original value
             ast.copy_location(node, constant.node.value)
@@ -88,7 +105,7 @@ class Program:
 
     def compile(self) -> CodeType:
         """Returns the code of the script."""
-        return compile(self.tree, str(self.path.absolute()), "exec", dont_inherit=True)
+        return compile(self.tree, str(self.code_file), "exec", dont_inherit=True)
 
 
 def parse_script(path: Path) -> Program:
@@ -108,7 +125,7 @@ def parse_script(path: Path) -> Program:
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path}: it is no Python code: {error}") from error
     constants, repeated = find_constants(tree)
-    return Program(path, tree, constants, repeated, magics)
+    return Program(path, tree, constants, repeated, magics, code=text if isinstance(text, str) else "")
 
 
 def join_cells(path: Path, content: bytes) -> tuple[str, list[str]]:
@@ -124,7 +141,12 @@ def join_cells(path: Path, content: bytes) -> tuple[str, list[str]]:
     lines: list[str] = []
     magics: list[str] = []
     for source in sources:
+        source = drop_timing(source)
         for line in source.split("\n"):
+            if line.startswith("%%"):
+                raise ConfigError(
+                    f"{path}: {line.strip()}: only IPython can run this cell; remove it from the notebook"
+                )
             if SHELL.match(line):
                 raise ConfigError(f"{path}: {line.strip()}: only a shell can run this line; remove it")
             if MAGIC.match(line):
@@ -133,6 +155,11 @@ def join_cells(path: Path, content: bytes) -> tuple[str, list[str]]:
             else:
                 lines.append(line)
     return "\n".join(lines) + "\n", magics
+
+
+def drop_timing(source: str) -> str:
+    """Returns the code of a cell without IPython's words that only measure it: `%%time`, `%time`."""
+    return TIMING.sub("", source)
 
 
 def find_constants(tree: ast.Module) -> tuple[dict[str, Constant], set[str]]:
@@ -174,6 +201,13 @@ def add_constant(statement: ast.Assign | ast.AnnAssign, constants: dict[str, Con
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return  # it is computed
     constants[target.id] = Constant(statement, value)
+
+
+def write_literal(value: Any) -> str:
+    """Returns the code of a value. Numbers that are not finite have no literal in Python."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)
 
 
 def convert_constant(name: str, value: Any, before: Any) -> Any:

@@ -44,7 +44,7 @@ def translate_script(words: Sequence[str], place: int) -> list[str]:
     own, arguments = split_arguments(words, place)
     translated = [make_override("script.path", script)]
     if arguments:
-        quoted = ",".join(quote_value(argument) for argument in arguments)
+        quoted = ",".join(quote_value(argument.replace("${", "\\${")) for argument in arguments)
         translated.append(f"script.arguments=[{quoted}]")
     typed: list[str] = []
     is_value = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,78 @@ def list_default_params(folder: str) -> list[str]:
 
     setup: Any = SimpleNamespace(facts=SimpleNamespace(resolved={}, counts={}))
     return list(list_params(make_plan(compose_config(["tracking=none", f"hydra.run.dir={folder}"])), setup))
+
+
+#: Trains with a loss that is the sum over the examples.
+SUM = """
+import keras
+import numpy as np
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+model.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError(reduction="sum"))
+x = np.linspace(0, 1, 256, dtype="float32").reshape(64, 4)
+model.fit(x, 3 * x.sum(1, keepdims=True), batch_size=16, epochs=3, shuffle=False)
+"""
+
+
+def test_a_sum_over_the_examples_is_a_sum_over_the_replicas(record: Callable[..., list[Event]]) -> None:
+    one = read_points(record(SUM))["train/loss"]
+    two = read_points(record(SUM, "strategy=mirrored", "hardware.logical_devices=2"))["train/loss"]
+    assert [value for _, value in two] == pytest.approx([value for _, value in one], rel=1e-5)
+
+
+def test_an_own_loss_on_replicas_has_a_note(record: Callable[..., list[Event]]) -> None:
+    events = record(OWN_STEP, "strategy=mirrored", "hardware.logical_devices=2")
+    assert any("counts as a mean over the examples" in event.text for event in find(events, Note))
+    assert not any("counts as a mean" in event.text for event in find(record(OWN_STEP), Note))
+
+
+CHILDREN = """
+import multiprocessing
+import threading
+import time
+
+import mlflow
+
+def work():
+    mlflow.log_metric("child", 1)
+    time.sleep(600)
+
+context = multiprocessing.get_context("fork")
+child = context.Process(target=work)
+child.start()
+time.sleep(0.5)
+child.terminate()
+child.join(60)
+print("ended with", child.exitcode)
+threading.Thread(target=lambda: (time.sleep(0.5), print("thread", flush=True))).start()
+"""
+
+
+def test_processes_and_threads_of_a_script_end_as_in_plain_python(record: Callable[..., list[Event]]) -> None:
+    events = record(CHILDREN)
+    output = read_output(events)
+    assert "ended with -15" in output
+    assert "thread" in output
+    assert "child" not in read_points(events), "a forked process records nothing"
+    assert events_end(events) == "FINISHED"
+
+
+def test_code_of_a_notebook_can_be_compiled_by_tensorflow(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    code = (
+        "import tensorflow as tf\n@tf.function\ndef count(n):\n    total = 0\n    for i in tf.range(n):\n"
+        "        if i > 1:\n            total += i\n    return total\nprint('total', int(count(4)))\n"
+    )
+    cell = {"cell_type": "code", "source": code.splitlines(keepends=True)}
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": [cell]}))
+    events = isolated(record_script, ["train.ipynb"], str(tmp_path), None)
+    assert "total 5" in read_output(events)
+
+
+def test_words_after_the_dashes_reach_the_script_as_typed(record: Callable[..., list[Event]]) -> None:
+    events = record("import sys\nprint(sys.argv[1:])\n", "--", "${oc.env:HOME}", "${foo}", "a,b=[c]", "")
+    assert read_output(events) == "['${oc.env:HOME}', '${foo}', 'a,b=[c]', '']"
+
+
+def test_the_client_of_mlflow_is_refused_in_words(record: Callable[..., list[Event]]) -> None:
+    events = record("import mlflow\nmlflow.MlflowClient()\n")
+    assert "a script has no connection to the store while it runs" in events[-1].message

@@ -64,6 +64,7 @@ def test_constants_are_names_that_are_assigned_once_to_a_written_value(tmp_path:
         ("EPOCHS", 5, 5),
         ("RATE", 1, 1.0),
         ("RATE", float("1e-3"), 1e-3),
+        ("RATE", float("-inf"), float("-inf")),
         ("NAME", "it's", "it's"),
         ("SIZES", [4], (4,)),
         ("NOTHING", 3, 3),
@@ -122,6 +123,13 @@ def test_the_code_cells_of_a_notebook_run_in_order(tmp_path: Path) -> None:
     assert program.magics == ["%matplotlib inline"]
     program.replace_constant("A", 5)
     assert run(program)["b"] == 15
+
+
+def test_ipython_s_timing_keeps_the_code_and_other_cells_of_ipython_are_refused(tmp_path: Path) -> None:
+    program = parse_script(write_notebook(tmp_path, "%%time\na = 1", "%time b = a + 1"))
+    assert run(program)["b"] == 2
+    with pytest.raises(ConfigError, match=r"%%writefile x\.py: only IPython can run this cell"):
+        parse_script(write_notebook(tmp_path, "%%writefile x.py\na = 1"))
 
 
 def test_a_command_of_the_shell_in_a_notebook_is_refused(tmp_path: Path) -> None:
