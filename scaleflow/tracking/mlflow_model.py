@@ -17,7 +17,7 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,16 +68,7 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     signature = ModelSignature(make_input_schema(metadata["inputs"], state.pictures), make_output_schema(state), PARAMS)
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
     write_input_example(model, read_example(exported, state.pictures), folder)
-    add_to_model(
-        model,
-        loader_module=f"{package}.loader",
-        data="data",
-        code="code",
-        conda_env="conda.yaml",
-        python_env="python_env.yaml",
-    )
-    model.metadata = {"tensorflow": metadata["tensorflow"], "keras": metadata["keras"], "requirements": requirements}
-    model.save(str(folder / "MLmodel"))
+    write_model_file(model, folder, f"{package}.loader", metadata, requirements)
 
 
 def write_plain_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
@@ -93,15 +84,32 @@ def write_plain_model(exported: Path, folder: Path, *, run_id: str, model_id: st
     requirements = write_requirements(folder, described)
     signature = ModelSignature(make_plain_schema(described["inputs"]), make_plain_schema(described["outputs"]))
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
+    write_model_file(model, folder, f"{package}.plain_model", described, requirements)
+
+
+def write_model_file(
+    model: Model, folder: Path, loader: str, exporter: Mapping[str, Any], requirements: Sequence[str]
+) -> None:
+    """Writes the file `MLmodel` of an MLflow model.
+
+    Args:
+        loader: the dotted name of the module that loads the model.
+        exporter: the versions of `tensorflow` and `keras` in the worker that exported the model.
+        requirements: the packages that a server needs.
+    """
     add_to_model(
         model,
-        loader_module=f"{package}.plain_model",
+        loader_module=loader,
         data="data",
         code="code",
         conda_env="conda.yaml",
         python_env="python_env.yaml",
     )
-    model.metadata = {"tensorflow": described["tensorflow"], "keras": described["keras"], "requirements": requirements}
+    model.metadata = {
+        "tensorflow": exporter["tensorflow"],
+        "keras": exporter["keras"],
+        "requirements": list(requirements),
+    }
     model.save(str(folder / "MLmodel"))
 
 

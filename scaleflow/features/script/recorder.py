@@ -150,9 +150,11 @@ class ScriptRecorder:
         if rate is not None:
             changes.append(f"learning_rate={rate:g}")
         where = f"{self.program.path.name}-{self.resolved['strategy']}-{self.resolved['precision']}"
-        first = plan.tracking.run_name or ""
-        last = "" if first else where
-        return str(mask_secrets(" ".join(part for part in (first, *changes, last) if part)))
+        if plan.tracking.run_name:
+            parts = [plan.tracking.run_name, *changes]
+        else:
+            parts = [*changes, where]
+        return str(mask_secrets(" ".join(parts)))
 
     def _list_config_params(self) -> dict[str, str]:
         """Returns the params that are known before the script runs."""
@@ -169,7 +171,9 @@ class ScriptRecorder:
             values["seed"] = plan.seed
         for name, constant in self.program.constants.items():
             key = f"script.{name}"
-            values[f"script.constants.{name}" if key in values or name == "arguments" else key] = constant.value
+            if name in ("file", "arguments"):  # params with these names describe the script itself
+                key = f"script.constants.{name}"
+            values[key] = constant.value
         return {name: format_param(mask_secrets(value)) for name, value in values.items()}
 
 
