@@ -2,7 +2,7 @@
 
 The words of the command become a config (`words.py`), and the launcher checks it (`check.py`). It starts a worker with
 the task `RunScript` (`task.py`). The worker parses the script and replaces its constants (`source.py`), and runs it as
-`__main__` (`run_script.py`) with a strategy and a precision (`setting.py`). It records what Keras does in its own `fit`
+`__main__` (`run_script.py`) with a strategy and a precision (`runtime.py`). It records what Keras does in its own `fit`
 and `evaluate` (`keras_calls.py`, `recorder.py`), what the script asks of MLflow (`mlflow_calls.py`) and what it prints
 (`printing.py`; in the launcher `output.py`). At the end it saves the model (`saved_model.py`).
 """

@@ -22,8 +22,8 @@ from scaleflow.features.script.keras_calls import KerasCalls
 from scaleflow.features.script.mlflow_calls import MlflowCalls
 from scaleflow.features.script.printing import LineStream, PrintedLines
 from scaleflow.features.script.recorder import ScriptRecorder
+from scaleflow.features.script.runtime import enter_runtime, set_up_runtime
 from scaleflow.features.script.saved_model import save_model
-from scaleflow.features.script.setting import apply_setting, set_up
 from scaleflow.features.script.source import Program, parse_script
 from scaleflow.interfaces.events import Note, PhaseBegan, RunEnded, RunRefused
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -56,13 +56,13 @@ def run_script(process: WorkerProcess) -> None:
         program = parse_script(Path(options.path))
         program.write_cells(process.spec.folder / CELLS_FILE)
         change_constants(program, read_constants(plan))
-        setting = set_up(plan, program, process.emit)
-        recorder = ScriptRecorder(process, process.emit, program, setting.to_values())
+        runtime = set_up_runtime(plan, program, process.emit)
+        recorder = ScriptRecorder(process, process.emit, program, runtime.to_values())
         calls = KerasCalls(recorder, process.should_stop, read_fit_arguments(plan), options.compiled_rate)
         mlflow = MlflowCalls(recorder)
         for magic in program.magics:
             process.emit(Note(f"{program.path.name}: the line {magic} is left out, because it is for IPython"))
-        with calls.record(), mlflow.record(), apply_setting(setting, plan, program, process.emit):
+        with calls.record(), mlflow.record(), enter_runtime(runtime, plan, program, process.emit):
             ended = execute(program, options.arguments, process, lines)
         if ended:
             finish(recorder, calls, process)

@@ -28,29 +28,34 @@ OTHER_STRATEGIES = ("ParameterServerStrategy", "CentralStorageStrategy")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a script runs.
+class ScriptRuntime:
+    """The strategy, the precision and the devices that a script runs with.
 
     Attributes:
-        strategy: the strategy around the script; None: none, and the script may create its own.
+        strategy: the strategy whose scope the script runs in. None if it runs in no scope; then it may create its own.
         strategy_name: its name in the params of the run.
         policy: Keras's dtype policy before the script begins.
-        kind: the kind of the devices, `CPU` or `GPU`.
+        device_kind: the kind of the devices, `CPU` or `GPU`.
     """
 
     strategy: tf.distribute.Strategy | None
     strategy_name: str
     policy: str
-    kind: str
+    device_kind: str
 
     def to_values(self) -> dict[str, Any]:
         """Returns the `resolved.` params of the run."""
         replicas = 1 if self.strategy is None else self.strategy.num_replicas_in_sync
-        kind = self.kind.lower()
-        return {"strategy": self.strategy_name, "precision": self.policy, "hardware": kind, "replicas": replicas}
+        hardware_name = self.device_kind.lower()
+        return {
+            "strategy": self.strategy_name,
+            "precision": self.policy,
+            "hardware": hardware_name,
+            "replicas": replicas,
+        }
 
 
-def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
+def set_up_runtime(plan: Plan, program: Program, emit: Emit) -> ScriptRuntime:
     """Sets up TensorFlow and Keras. Call it before any operation of TensorFlow.
 
     Raises ConfigError if this machine or the script does not allow what the command asks for.
@@ -73,16 +78,16 @@ def set_up(plan: Plan, program: Program, emit: Emit) -> Setting:
     known = {"strategy.name": name, "hardware.name": devices.kind.lower(), "precision.name": policy}
     for warning in check_rules(set_values(plan, known)):
         emit(Note(warning))
-    made = None
+    created = None
     if name == "mirrored":
-        made, note = strategy.create_strategy(name, devices.names, plan.strategy)
+        created, note = strategy.create_strategy(name, devices.names, plan.strategy)
         if note is not None:
             emit(Note(note))
     if "seed" in typed:
         keras.utils.set_random_seed(plan.seed)
     if "precision" in typed:
         precision.apply_policy(policy)
-    return Setting(made, name, keras.config.dtype_policy().name, devices.kind)
+    return ScriptRuntime(created, name, keras.config.dtype_policy().name, devices.kind)
 
 
 def find_strategy_line(tree: ast.Module) -> int | None:
@@ -115,7 +120,7 @@ def may_call_fit(program: Program) -> bool:
 
 
 @contextlib.contextmanager
-def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) -> Iterator[None]:
+def enter_runtime(runtime: ScriptRuntime, plan: Plan, program: Program, emit: Emit) -> Iterator[None]:
     """Enters the strategy of a script, and keeps the script from changing what the command has set.
 
     With a strategy, losses and gradients become means over its replicas, whether Keras, TensorFlow's functions for
@@ -126,10 +131,10 @@ def apply_setting(setting: Setting, plan: Plan, program: Program, emit: Emit) ->
     """
     typed = plan.of(ScriptOptions).typed
     with contextlib.ExitStack() as replaced:
-        if setting.strategy is not None:
+        if runtime.strategy is not None:
             replaced.enter_context(train_like_one_replica())
-            average_replica_losses(setting.strategy.num_replicas_in_sync, replaced)
-            replaced.enter_context(setting.strategy.scope())
+            average_replica_losses(runtime.strategy.num_replicas_in_sync, replaced)
+            replaced.enter_context(runtime.strategy.scope())
         if "strategy" in typed:
             refuse_strategies(plan, program, replaced)
         if "precision" in typed:
