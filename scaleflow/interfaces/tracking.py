@@ -28,8 +28,8 @@ class Tracker:
     itself is `tracking=none`: it has no store, and ignores every call. config.yaml and events.jsonl hold the same data.
 
     Attributes:
-        adopted: the id of an existing run that `start` uses instead of creating one; None: create one.
-        run_id: the run's id in the store; None before `start` or `adopt`, or without a store.
+        adopted_run_id: the id of an existing run that `start` uses instead of creating one; None: create one.
+        run_id: the run's id in the store; None before `start` or `select_run`, or without a store.
         uri: the store's address; None without a store.
         experiment: the experiment's name from the command; None until `connect`, or without a store.
         names_experiment: whether the config names an experiment other than the default.
@@ -37,7 +37,7 @@ class Tracker:
             which may have been renamed. None: in the experiment with the name `experiment`.
     """
 
-    adopted: str | None = None
+    adopted_run_id: str | None = None
     run_id: str | None = None
     uri: str | None = None
 
@@ -62,14 +62,20 @@ class Tracker:
     def check_experiment(self) -> None:
         """Checks the experiment of a new run, without creating it. Raises ConfigError if it was deleted."""
 
-    def adopt(self, run_id: str) -> None:
-        """Uses an existing run without changing it. Raises ConfigError if the store has no such run."""
+    def select_run(self, run_id: str) -> None:
+        """Makes the later calls refer to an existing run. Changes nothing in the store.
+
+        Raises ConfigError if the store has no such run.
+        """
+
+    def check_run(self, run_id: str) -> None:
+        """Raises the store's error if it does not answer, and ConfigError if it has no such run."""
 
     def reopen(self) -> None:
-        """Marks the adopted run as running again."""
+        """Marks the selected run as running again."""
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
-        """Creates the run, unless one with the same `IDENTITY` exists, or uses the run `adopted`.
+        """Creates the run, unless one with the same `IDENTITY` exists, or uses the run `adopted_run_id`.
 
         The tags contain `IDENTITY`. `began` is when the command began, in milliseconds since the epoch.
         """

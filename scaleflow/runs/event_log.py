@@ -48,13 +48,13 @@ class EventWriter:
 class EventReader:
     """Reads a growing event file from an offset. It skips an incomplete last line.
 
-    The event read last begins at byte `at` and ends before byte `offset`. Events of the classes `skipped` are not
-    parsed.
+    The event read last begins at byte `event_offset` and ends before byte `offset`. Events of the classes `skipped` are
+    not parsed.
     """
 
     def __init__(self, path: Path, offset: int = 0, skipped: Sequence[type[Event]] = ()) -> None:
         self._path = path
-        self.at = offset
+        self.event_offset = offset
         self.offset = offset
         self._skipped = tuple(f'{{"event": "{kind.event}",'.encode() for kind in skipped)
 
@@ -69,7 +69,7 @@ class EventReader:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self.at = self.offset
+                self.event_offset = self.offset
                 self.offset += len(line)
                 if line.startswith(self._skipped):
                     continue

@@ -86,13 +86,14 @@ class MlflowTracker(Tracker):
     """Records one run in an MLflow store. The `tracking` options need an absolute `uri`.
 
     Attributes:
-        adopted: ID of a run that was opened for this command, to use instead of a new one. `connect` checks it. The
-            recorder may set it later, unchecked, to a run that an earlier process of this command already used.
+        adopted_run_id: ID of a run that was opened for this command, such as by `mlflow run`. `start` uses it instead
+            of a new one. `connect` checks it. The recorder may set it later, unchecked, to a run that an earlier
+            process of this command already used.
     """
 
     uri: str
 
-    def __init__(self, options: Tracking, adopted: str | None = None) -> None:
+    def __init__(self, options: Tracking, adopted_run_id: str | None = None) -> None:
         assert options.uri is not None
         self.options = options
         self.uri = options.uri
@@ -105,7 +106,7 @@ class MlflowTracker(Tracker):
         self._models: dict[int, str] = {}
         self._done: set[tuple[int, str]] = set()
         self._uploaded: set[tuple[str, Path]] = set()
-        self.adopted = adopted
+        self.adopted_run_id = adopted_run_id
         self.run_id: str | None = None
 
     @pause_collector()
@@ -128,10 +129,10 @@ class MlflowTracker(Tracker):
             if isinstance(error, MlflowException | OSError | ImportError) or explain_versions(error):
                 raise explain_unusable(self.uri, error) from error
             raise
-        if self.adopted is not None:
-            self._check_adopted(self.adopted)
+        if self.adopted_run_id is not None:
+            self._check_unclaimed(self.adopted_run_id)
 
-    def _check_adopted(self, run_id: str) -> None:
+    def _check_unclaimed(self, run_id: str) -> None:
         """Raises ConfigError if the run does not exist or already belongs to another command."""
         tags = self._get_run(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
         folder = tags.get("scaleflow.folder")
@@ -146,13 +147,13 @@ class MlflowTracker(Tracker):
         return self._run_name or "deleted"
 
     def fetch_run(self) -> Run:
-        return self._client.get_run(self._run)
+        return self._client.get_run(self._current_run_id)
 
     def fetch_points(self) -> dict[str, list[tuple[int, float]]]:
         """Returns the (step, value) pairs of each metric of the run."""
         points = {}
         for key in self.fetch_run().data.metrics:
-            history = self._client.get_metric_history(self._run, key)
+            history = self._client.get_metric_history(self._current_run_id, key)
             points[key] = [(point.step, point.value) for point in history]
         return points
 
@@ -160,7 +161,7 @@ class MlflowTracker(Tracker):
         """Returns the values of the metrics `keys` at a step and a time (milliseconds since the epoch)."""
         values = {}
         for key in keys:
-            for point in self._client.get_metric_history(self._run, key):
+            for point in self._client.get_metric_history(self._current_run_id, key):
                 if point.step == step and point.timestamp == time:
                     values[key] = point.value
         return values
@@ -180,17 +181,20 @@ class MlflowTracker(Tracker):
     def find_artifacts(self, model_id: str) -> str:
         return str(self._client.get_logged_model(model_id).artifact_location)
 
-    def adopt(self, run_id: str, key: str = "") -> None:
+    def select_run(self, run_id: str, key: str = "") -> None:
         run = self._get_run(run_id, key)
         self._experiment_id = run.info.experiment_id
         self._run_name = run.info.run_name
         self.run_id = run_id
 
+    def check_run(self, run_id: str) -> None:
+        self._get_run(run_id)
+
     def reopen(self) -> None:
-        self._client.update_run(self._run, status="RUNNING")
+        self._client.update_run(self._current_run_id, status="RUNNING")
         for tag in ("scaleflow.status", "scaleflow.error"):
             if tag in self.fetch_run().data.tags:
-                self._client.delete_tag(self._run, tag)
+                self._client.delete_tag(self._current_run_id, tag)
 
     def _get_run(self, run_id: str, key: str = "") -> Run:
         """Returns a run. Raises RunMissing if it does not exist, RunDeleted if it is in MLflow's trash.
@@ -212,8 +216,8 @@ class MlflowTracker(Tracker):
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self._run_name = name = name[:MAX_RUN_NAME]
-        if self.adopted is not None:
-            tags = self._adopt(self.adopted, tags)
+        if self.adopted_run_id is not None:
+            tags = self._start_adopted_run(self.adopted_run_id, tags)
         elif self.run_id is None:
             self._experiment_id = self._find_or_create_experiment()
             first_tags = {"mlflow.user": user_name(), **SOURCE_TAGS, IDENTITY: tags[IDENTITY]}  # for `_find_earlier`
@@ -228,8 +232,8 @@ class MlflowTracker(Tracker):
         runs = self._client.search_runs([self._experiment_id], query, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
-    def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
-        """Uses the run that was opened for this command, and returns the tags to set.
+    def _start_adopted_run(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
+        """Starts the run that was opened for this command. Returns the tags to set.
 
         Keeps the run's existing `mlflow.` tags. Keeps its name if the config sets none and MLflow did not generate it.
         """
@@ -309,7 +313,7 @@ class MlflowTracker(Tracker):
         return experiment_id
 
     def check_experiment(self) -> None:
-        if self.adopted is None:
+        if self.adopted_run_id is None:
             self._find_experiment()
 
     def log_params(self, values: Mapping[str, str]) -> None:
@@ -321,7 +325,7 @@ class MlflowTracker(Tracker):
         renamed = {f"scaleflow.{k}"[:MAX_KEY]: v for k, v in params.items() if existing.get(k, v) != v}
         new = {k: v for k, v in {**params, **renamed}.items() if k not in existing}
         for batch in split_text_batches(iter(new.items())):
-            self._client.log_batch(self._run, params=[Param(*param) for param in batch])
+            self._client.log_batch(self._current_run_id, params=[Param(*param) for param in batch])
 
     def log_metrics(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -332,14 +336,14 @@ class MlflowTracker(Tracker):
         """Logs metrics in batches. They may refer to a model and a dataset."""
         rest = list(metrics)
         for begin in range(0, len(rest), METRICS_PER_BATCH):
-            log_points(self._client, self._run, rest[begin : begin + METRICS_PER_BATCH])
+            log_points(self._client, self._current_run_id, rest[begin : begin + METRICS_PER_BATCH])
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
         tags = ((key, mask_secrets(value, key)[:MAX_VALUE]) for key, value in to_distinct_keys(values).items())
         for batch in split_text_batches(tags):
-            self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
+            self._client.log_batch(self._current_run_id, tags=[RunTag(*tag) for tag in batch])
 
     def describe(self, text: str) -> None:
         from mlflow.entities import RunTag
@@ -349,12 +353,12 @@ class MlflowTracker(Tracker):
         if current is None or compute_digest(current) == tags.get(WRITTEN):
             text = mask_secrets(text, DESCRIPTION)[:MAX_DESCRIPTION]
             both = [RunTag(DESCRIPTION, text), RunTag(WRITTEN, compute_digest(text))]
-            self._client.log_batch(self._run, tags=both)
+            self._client.log_batch(self._current_run_id, tags=both)
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         path.stat()  # raises FileNotFoundError
         with explain_artifact_root(self.uri, lambda: str(self.fetch_run().info.artifact_uri)):
-            self._client.log_artifact(self._run, str(path), folder)
+            self._client.log_artifact(self._current_run_id, str(path), folder)
 
     def open_registry(self, name: str) -> ChampionRegistry:
         """Returns the registry of a registered model. Call `connect` first."""
@@ -382,7 +386,7 @@ class MlflowTracker(Tracker):
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs
 
-        self._client.log_inputs(self._run, datasets=make_dataset_inputs(data))
+        self._client.log_inputs(self._current_run_id, datasets=make_dataset_inputs(data))
 
     def log_model(self, path: Path, step: int) -> None:
         """Logs and registers the model. A repeated call after a failed request skips the parts that succeeded."""
@@ -394,7 +398,7 @@ class MlflowTracker(Tracker):
         self._once(step, "ready", lambda: self._client.finalize_logged_model(model_id, "READY"))
         self._once(step, "output", lambda: self._log_output(step, model_id))
         self._once(step, "result", lambda: self.set_tags({RESULT_TAG: model_id}))
-        self._once(step, "metrics", lambda: self._log_model_metrics(step, model_id))
+        self._once(step, "metrics", lambda: self._copy_metrics_to_model(step, model_id))
         self._once(step, "version", lambda: self._register_model(model_id))
 
     def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
@@ -402,7 +406,7 @@ class MlflowTracker(Tracker):
             do()
             self._done.add((step, what))
 
-    def _log_model_metrics(self, step: int, model_id: str) -> None:
+    def _copy_metrics_to_model(self, step: int, model_id: str) -> None:
         """Logs the run's validation and test metrics of this step again, with the model's ID.
 
         An SQL store keeps only one copy of each point.
@@ -413,7 +417,7 @@ class MlflowTracker(Tracker):
         for key in self.fetch_run().data.metrics:
             if not key.startswith(MODEL_METRICS):
                 continue
-            for point in self._client.get_metric_history(self._run, key):
+            for point in self._client.get_metric_history(self._current_run_id, key):
                 if point.step == step:
                     metrics.append(Metric(point.key, point.value, point.timestamp, point.step, model_id=model_id))
         self.log_batch(metrics)
@@ -421,7 +425,9 @@ class MlflowTracker(Tracker):
     def _register_model(self, model_id: str) -> None:
         name = self.options.register_as
         if name is not None:
-            self._version = register_model(self._client, name, self.options.alias, run_id=self._run, model_id=model_id)
+            self._version = register_model(
+                self._client, name, self.options.alias, run_id=self._current_run_id, model_id=model_id
+            )
 
     def _upload(self, exported: Path, model_id: str) -> None:
         """Uploads a model's files one by one. A repeated call after a failure skips the uploaded files."""
@@ -429,7 +435,7 @@ class MlflowTracker(Tracker):
 
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            write_mlflow_model(exported, folder, run_id=self._run, model_id=model_id)
+            write_mlflow_model(exported, folder, run_id=self._current_run_id, model_id=model_id)
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder)
                 if (model_id, name) not in self._uploaded:
@@ -439,13 +445,13 @@ class MlflowTracker(Tracker):
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
         """Finds or creates the model of this step. Returns its ID, and whether all its files are uploaded."""
-        query = f"source_run_id = '{self._run}' AND tags.`{STEP_TAG}` = '{step}'"
+        query = f"source_run_id = '{self._current_run_id}' AND tags.`{STEP_TAG}` = '{step}'"
         for existing in self._client.search_logged_models([self._experiment_id], query):
             return str(existing.model_id), str(existing.status) == "READY"
         model = self._client.create_logged_model(
             self._experiment_id,
             name=MODEL,
-            source_run_id=self._run,
+            source_run_id=self._current_run_id,
             tags={"mlflow.user": user_name(), **SOURCE_TAGS, STEP_TAG: str(step)},
         )
         return str(model.model_id), False
@@ -456,10 +462,10 @@ class MlflowTracker(Tracker):
 
         outputs = self.fetch_run().outputs
         if not outputs or model_id not in {output.model_id for output in outputs.model_outputs}:
-            self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
+            self._client.log_outputs(self._current_run_id, [LoggedModelOutput(model_id, step)])
 
     def finish(self, status: Status, ended: int) -> None:
-        self._client.set_terminated(self._run, status, ended)
+        self._client.set_terminated(self._current_run_id, status, ended)
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         lines = [("run", f"{self._run_name}  ({self.run_id})")]
@@ -480,7 +486,7 @@ class MlflowTracker(Tracker):
         return lines
 
     @property
-    def _run(self) -> str:
+    def _current_run_id(self) -> str:
         assert self.run_id is not None, "start() comes first"
         return self.run_id
 

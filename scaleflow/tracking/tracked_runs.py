@@ -72,7 +72,7 @@ def open_run(named: str, store: Tracking, needs_run: bool = True) -> tuple[Mlflo
         reference = resolve_reference(named, tracker.uri)
         run_id = reference.run_id
         try:
-            tracker.adopt(run_id, named)
+            tracker.select_run(run_id, named)
         except RunMissing as missing:
             if reference.model_id is None:
                 raise
@@ -271,7 +271,7 @@ def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelR
     tracker.connect()
     client = MlflowClient(tracking_uri=tracker.uri)
     try:
-        tracker.adopt(run_id, run_id)
+        tracker.select_run(run_id, run_id)
         parent = tracker.fetch_run()
         check_sweep_tags(run_id, parent.data.tags)
         folder = parent.data.tags[BEST_FOLDER]
@@ -280,7 +280,7 @@ def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelR
         best = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == folder]
         if not best:
             raise ConfigError(f"{run_id}: the store does not have the run of the best job, {folder}")
-        tracker.adopt(best[0])
+        tracker.select_run(best[0])
         return tracker, choose_result(tracker.fetch_run()), parent
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error

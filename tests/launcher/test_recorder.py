@@ -31,7 +31,7 @@ class FakeTracker:
     """Keeps what it takes. `fails` is asked before each call, and may raise."""
 
     run_id: str | None = None
-    adopted: str | None = None
+    adopted_run_id: str | None = None
     uri: str | None = "http://user:word@host"
     experiment: str | None = None
     follows: str | None = None
@@ -56,9 +56,12 @@ class FakeTracker:
     def find_folder(self, run_id: str) -> str:
         raise NotImplementedError
 
-    def adopt(self, run_id: str) -> None:
-        self.take("adopt", run_id)
+    def select_run(self, run_id: str) -> None:
+        self.take("select", run_id)
         self.run_id = run_id
+
+    def check_run(self, run_id: str) -> None:
+        self.take("check", run_id)
 
     def reopen(self) -> None:
         self.take("reopen")
@@ -410,7 +413,7 @@ def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setti
     setting.end()
     recorder = setting.begin()
     assert not recorder.finish(PATIENCE)
-    assert "adopt" in setting.tracker.words()  # the store is there, and does not take this file
+    assert "check" in setting.tracker.words()  # the store is there, and does not take this file
     assert ("finish", "FINISHED", setting.time_of_the_last()) in setting.tracker.calls
     assert recorder.reason == "ConnectionError: the store is away"
     setting.tracker.fails = lambda call: None
@@ -480,7 +483,7 @@ def test_a_profile_is_tried_again_if_the_store_fails_after_the_end(setting: Sett
     setting.end()
     recorder = setting.begin()
     until(lambda: "finish" in setting.tracker.words())
-    setting.tracker.fails = lambda call: unreachable(call) if call[0] in ("artifact", "adopt") else None
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] in ("artifact", "check") else None
     profiles.may_end.set()
     until(lambda: [call[0] for call in setting.tracker.tried].count("artifact") > TRIES_OF_A_FILE)
     setting.tracker.fails = lambda call: None
@@ -753,14 +756,14 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     setting.tracker = FakeTracker()
     (tmp_path / "resume-1.yaml").touch()
     recorder = setting.begin(goes_on=True)
-    until(lambda: "adopt" in setting.tracker.words())
+    until(lambda: "select" in setting.tracker.words())
     setting.ready(resumed=2)
     setting.metrics(3)
     setting.write("restart", number=1, reason="worker 1 died")
     setting.end()
     assert recorder.finish(PATIENCE)
     assert state["done"]
-    assert setting.tracker.words() == ["connect", "adopt", "reopen", "metrics", "tags", "artifact", "tags", "finish"]
+    assert setting.tracker.words() == ["connect", "select", "reopen", "metrics", "tags", "artifact", "tags", "finish"]
     assert set(setting.tracker.steps()) == {3}
     assert ("tags", {"scaleflow.restarts": "1", "scaleflow.restart.1": "worker 1 died"}) in setting.tracker.calls
 

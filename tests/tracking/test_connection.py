@@ -117,6 +117,6 @@ def test_access_that_is_denied_later_is_told_in_the_same_way(denying: DenyingSer
     from mlflow.exceptions import MlflowException
 
     with pytest.raises(MlflowException) as denied:
-        tracker.adopt("0" * 32)
+        tracker.select_run("0" * 32)
     text = format_store_error(denied.value, tracker.uri)
     assert text.startswith("the server denies access (403), and no credentials were sent; set ")

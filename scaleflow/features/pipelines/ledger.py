@@ -201,7 +201,7 @@ class StoredRuns:
         if run_id is None:
             return ""
         try:
-            self._tracker.adopt(run_id)
+            self._tracker.select_run(run_id)
         except RunMissing:
             return f"its run {run_id} was deleted"
         return ""

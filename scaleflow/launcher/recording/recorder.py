@@ -102,7 +102,7 @@ class Recorder(threading.Thread):
     @property
     def reason(self) -> str:
         """The last error of the store; empty without an error."""
-        return str(self.refusal or next(iter(self.transfer.record.left.values()), self._reason))
+        return str(self.refusal or next(iter(self.transfer.record.missing_files.values()), self._reason))
 
     def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
         """Waits until everything is recorded, or gives up. Returns whether everything is recorded. Sends nothing after
@@ -121,7 +121,7 @@ class Recorder(threading.Thread):
             if time.monotonic() > deadline:
                 break
         self._end_thread()
-        return self._is_through and not self.transfer.record.left
+        return self._is_through and not self.transfer.record.missing_files
 
     def stop(self) -> None:
         """Stops sending events, and writing to the run's folder."""
@@ -156,12 +156,14 @@ class Recorder(threading.Thread):
 
     def _begin_reports(self) -> None:
         """Starts a thread for each missing report. The thread appends an event, which is then sent."""
-        for at in self.transfer.files.claim_reports():
-            threading.Thread(target=self._report, args=(at,), name="report", daemon=True).start()
+        for event_offset in self.transfer.files.claim_reports():
+            threading.Thread(target=self._report, args=(event_offset,), name="report", daemon=True).start()
 
-    def _report(self, at: int) -> None:
+    def _report(self, event_offset: int) -> None:
         with contextlib.suppress(OSError):  # if the disk is full, `scaleflow sync` makes the report later
-            append_report(self.transfer.events, at, self.transfer.record.locate, is_late=self._stop_requested.is_set)
+            append_report(
+                self.transfer.events, event_offset, self.transfer.record.locate, is_late=self._stop_requested.is_set
+            )
         self.wake()
 
     def _wait_for_earlier(self) -> None:
@@ -197,7 +199,7 @@ class Recorder(threading.Thread):
             self._begin_reports()
             self._failing_since = None
             self._reason = ""
-            if self.outage == NO_ANSWER or not self.transfer.record.left:
+            if self.outage == NO_ANSWER or not self.transfer.record.missing_files:
                 self.outage = ""
         except Exception as error:  # a store may raise anything
             reason = format_store_error(error, self.transfer.tracker.uri)

@@ -132,9 +132,9 @@ def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -
     transfer = EventTransfer(make_tracker(tracking), events, tries_of_a_file=MAX_ATTEMPTS - 1)
     record = transfer.record
     reason = ""
-    left = MAX_ATTEMPTS
+    attempts_left = MAX_ATTEMPTS
     record.save()
-    while left:
+    while attempts_left:
         before = (record.offset, record.file_offset)
         try:
             if is_new:
@@ -147,23 +147,25 @@ def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -
             raise
         except Exception as error:  # a store may raise anything
             reason = explain_to_sync(error, tracking.uri)
-            left = MAX_ATTEMPTS if (record.offset, record.file_offset) > before else left - 1
-            if left:
+            attempts_left -= 1
+            if (record.offset, record.file_offset) > before:
+                attempts_left = MAX_ATTEMPTS
+            if attempts_left:
                 time.sleep(RETRY_SECONDS)
     status = replace(status, run_id=record.run_id)
     if record.is_complete:
         return replace(status, result="recorded")
-    return replace(status, result="not recorded", reason=next(iter(record.left.values()), reason))
+    return replace(status, result="not recorded", reason=next(iter(record.missing_files.values()), reason))
 
 
 def send_all(transfer: EventTransfer) -> None:
     """Sends all events, makes the missing reports, and sends those. Raises the errors of `send`."""
-    if transfer.record.ended and transfer.record.left:  # otherwise they are sent with the end of the run
-        transfer.files.send_left()
+    if transfer.record.ended and transfer.record.missing_files:  # otherwise they are sent with the end of the run
+        transfer.files.send_missing_files()
         transfer.requests.describe()  # again, with the model
     transfer.send()
-    for at in transfer.files.missing_reports:
-        append_report(transfer.events, at, transfer.record.locate)
+    for offset in transfer.files.missing_reports:
+        append_report(transfer.events, offset, transfer.record.locate)
     transfer.send()
 
 

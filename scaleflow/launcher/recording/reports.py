@@ -16,21 +16,23 @@ from scaleflow.runs.event_log import append_event, read_event
 from scaleflow.tracking.plot import draw_confusion
 
 #: Events that need a report.
-REPORTED = (ConfusionWritten, StepsProfiled, TaskResult)
+EVENTS_WITH_REPORTS = (ConfusionWritten, StepsProfiled, TaskResult)
 
 #: Only one profile is analysed at a time, because it needs much memory.
 ANALYSIS_LOCK = threading.Lock()
 
 
-def explain_wait(event: Event) -> str:
+def explain_missing_report(event: Event) -> str:
     """Returns why the files of an event do not exist yet."""
     if isinstance(event, StepsProfiled):
         return f"the profile of steps {event.first} to {event.last} is still being analyzed"
     return f"the picture for the event {event.event} is still being drawn"
 
 
-def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late: Callable[[], bool] = bool) -> None:
-    """Makes the report of the event at an offset, and appends it to the events, unless it `is_late`.
+def append_report(
+    events: Path, event_offset: int, locate: Callable[[str], Path], is_late: Callable[[], bool] = bool
+) -> None:
+    """Makes the report of the event at `event_offset`, and appends it to the events, unless it `is_late`.
 
     Args:
         locate: returns the path of a file that an event names.
@@ -39,21 +41,21 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
     """
     from scaleflow.profiler import analyze_window
 
-    event = read_event(events, at)
+    event = read_event(events, event_offset)
     try:
         if isinstance(event, StepsProfiled):
             with ANALYSIS_LOCK:
-                report = analyze_window(event, at)
+                report = analyze_window(event, event_offset)
         else:
-            report = draw_report(event, at, locate)
+            report = draw_report(event, event_offset, locate)
     except Exception as error:  # for instance a damaged file; without a report, the recorder would wait for it
         line = f"no report of the event {event.event} could be made: {read_reason(error)}"
-        report = ReportMade(at, [], line=line, time=event.time)
+        report = ReportMade(event_offset, [], line=line, time=event.time)
     if not is_late():
         append_event(events, report)
 
 
-def draw_report(event: Event, at: int, locate: Callable[[str], Path]) -> ReportMade:
+def draw_report(event: Event, event_offset: int, locate: Callable[[str], Path]) -> ReportMade:
     """Draws a table. If drawing fails, the report has no picture."""
     assert isinstance(event, ConfusionWritten | TaskResult)
     path = event.path if isinstance(event, ConfusionWritten) else event.find_table()
@@ -65,4 +67,4 @@ def draw_report(event: Event, at: int, locate: Callable[[str], Path]) -> ReportM
     files = [(path, folder)]
     if picture is not None:
         files.insert(0, (str(Path(path).with_name(picture.name)), folder))
-    return ReportMade(at, files, time=event.time)
+    return ReportMade(event_offset, files, time=event.time)

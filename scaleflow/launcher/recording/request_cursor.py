@@ -82,7 +82,7 @@ class RequestCursor:
             if isinstance(event, Measured):
                 points += list_points(event)
             elif isinstance(event, REQUESTS) or read_tags(event) or read_params(event):
-                self._send_points(points, self._reader.at)
+                self._send_points(points, self._reader.event_offset)
                 points = []
                 if isinstance(event, RunEnded):
                     return event

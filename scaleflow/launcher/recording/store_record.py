@@ -21,7 +21,8 @@ class StoreRecord:
             `model_uri` the model.
         offset: the bytes of the events whose requests the store has: metrics, params, tags, the run's end.
         file_offset: the bytes of the events whose files the store has: artifacts, the dataset, the model.
-        left: the events before `file_offset` whose files are missing: the reason, by offset.
+        missing_files: why the files of an event before `file_offset` are missing, by the offset of the event. The file
+            calls it `left`.
         ended: the offset after the run's end or refusal, if that was the last event of a command; otherwise 0.
     """
 
@@ -34,7 +35,7 @@ class StoreRecord:
         self.known = known
         self.offset: int = known.get("offset", 0)
         self.file_offset: int = known.get("file_offset", 0)
-        self.left: dict[int, str] = {int(at): why for at, why in known.get("left", {}).items()}
+        self.missing_files: dict[int, str] = {int(offset): reason for offset, reason in known.get("left", {}).items()}
         self.ended = self.offset if known.get("done") else 0
         known.setdefault("id", uuid.uuid4().hex)
         known.setdefault("folder", str(self.files.path.absolute()))
@@ -43,7 +44,7 @@ class StoreRecord:
         """Begins a new run with the events after an offset. They name files in `folder`; None: the present folder."""
         self.known = {"id": uuid.uuid4().hex, "folder": folder or str(self.files.path.absolute())}
         self.offset = self.file_offset = offset
-        self.left = {}
+        self.missing_files = {}
         self.ended = 0
 
     @property
@@ -55,7 +56,7 @@ class StoreRecord:
     def is_complete(self) -> bool:
         """Whether the store has the run with all of its events."""
         size = self.events.stat().st_size if self.events.exists() else 0
-        has_all = not self.left and min(self.offset, self.file_offset) >= size
+        has_all = not self.missing_files and min(self.offset, self.file_offset) >= size
         return has_all and self.run_id is not None
 
     def locate(self, name: str | Path) -> Path:
@@ -71,11 +72,11 @@ class StoreRecord:
         if tracker.uri is None:  # not tracked now: the file keeps a store that already has the run
             content = {"run_id": None, **self.files.read_record()}
         else:
-            ids = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
+            ids = {"adopts": tracker.adopted_run_id, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
             self.known |= {key: value for key, value in ids.items() if value is not None}
             self.known["offset"] = self.offset
             self.known["file_offset"] = self.file_offset
-            self.known["left"] = self.left
+            self.known["left"] = self.missing_files
             self.known["done"] = bool(self.ended)
             self.known["uri"] = mask_secrets(tracker.uri)
             if tracker.run_id is not None and tracker.experiment is not None:

@@ -84,7 +84,7 @@ class EventTransfer:
             self._refuse_new_store()
             self.tracker.connect()
             if run_id is not None:
-                self.tracker.adopt(run_id)
+                self.tracker.select_run(run_id)
         except RunMissing as missing:
             folder = os.path.relpath(self.record.files.path)
             raise type(missing)(
@@ -92,7 +92,7 @@ class EventTransfer:
             ) from missing
         if run_id is None:
             if "adopts" in self.record.known:  # an earlier command died while it adopted a run
-                self.tracker.adopted = self.record.known["adopts"]
+                self.tracker.adopted_run_id = self.record.known["adopts"]
             self.tracker.check_experiment()
         self.is_open = True
 
@@ -128,7 +128,7 @@ class EventTransfer:
 
     def _end_run(self, end: RunEnded | RunRefused, offset: int) -> None:
         if isinstance(end, RunEnded):
-            self.files.send_left()
+            self.files.send_missing_files()
             self.requests.end_run(end)
         self.record.ended = offset
 
