@@ -19,7 +19,7 @@ import keras
 
 from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
-from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
+from scaleflow.features.script.interruptions import ScriptRefused, StopRequests
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
 from scaleflow.interfaces.events import Note
 
@@ -39,13 +39,11 @@ INTERNAL = "_use_cached_eval_dataset"
 class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Records each epoch of a fit. It has no hook for batches, which would slow down each step."""
 
-    def __init__(
-        self, recorder: ScriptRecorder, should_stop: Callable[[], bool], sizes: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, recorder: ScriptRecorder, stop: StopRequests, sizes: Mapping[str, int] | None = None) -> None:
         super().__init__()
         self._sizes = sizes or {}
         self._recorder = recorder
-        self._should_stop = should_stop
+        self._stop = stop
         self._first_step = 0
         self._first_updates: int | None = None
         self._epochs = 0
@@ -59,18 +57,13 @@ class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._recorder.begin_run(int(self.params["epochs"]), self._count_planned_steps(), resolved)
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._end_if_asked()
+        self._stop.raise_if_asked()  # Keras has left the epoch before its end
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._end_if_asked()
+        self._stop.raise_if_asked()  # Keras has left the epoch before its end
         self._epochs += 1
         self._recorder.step = self._first_step + self._count_steps()
         self._recorder.log_epoch(epoch + 1, int(self.params["epochs"]), logs or {})
-
-    def _end_if_asked(self) -> None:
-        """Ends the script if the run is asked to stop: Keras has left the epoch before its end."""
-        if self._should_stop():
-            raise ScriptStopped
 
     def _count_planned_steps(self) -> int:
         return int(self.params.get("steps") or 0) * int(self.params["epochs"])
@@ -101,7 +94,7 @@ class KerasCalls:
 
     Args:
         recorder: records what they report.
-        should_stop: returns True if the run was asked to stop.
+        stop: the requests to stop the run.
         fit_arguments: arguments of each `fit` that the command sets.
         learning_rate: the learning rate of the compiled optimizer; None: the script's own.
 
@@ -113,13 +106,13 @@ class KerasCalls:
     def __init__(
         self,
         recorder: ScriptRecorder,
-        should_stop: Callable[[], bool],
+        stop: StopRequests,
         fit_arguments: Mapping[str, Any],
         learning_rate: float | None,
     ) -> None:
         self._recorder = recorder
         self._environment = EnvironmentCheck(recorder.emit)
-        self._should_stop = should_stop
+        self._stop = stop
         self._fit_arguments = fit_arguments
         self._learning_rate = learning_rate
         self._depth = 0  # calls of `fit` that have not returned
@@ -164,7 +157,7 @@ class KerasCalls:
             if inspect.isgenerator(values.get("x")) and model.distribute_strategy.num_replicas_in_sync > 1:
                 values["x"] = build_and_restore(model, values["x"])
             self._begin_fit(model, values, signature)
-            callback = EpochCallback(self._recorder, self._should_stop, read_sizes(values))
+            callback = EpochCallback(self._recorder, self._stop, read_sizes(values))
             values["callbacks"] = [*list_callbacks(values.get("callbacks")), callback]
             self._depth += 1
             try:
@@ -172,8 +165,7 @@ class KerasCalls:
                     history = original(**name_self(values))
             finally:
                 self._depth -= 1
-            if self._should_stop():
-                raise ScriptStopped
+            self._stop.raise_if_asked()
             return history
 
         return fit
@@ -238,7 +230,7 @@ class KerasCalls:
 
         def watch() -> None:
             while not is_over.wait(SECONDS_BETWEEN_LOOKS):
-                if self._should_stop():
+                if self._stop.is_asked():
                     model.stop_training = True
 
         thread = threading.Thread(target=watch, name="stop", daemon=True)

@@ -17,7 +17,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.features.script.check import change_constants, read_constants, read_fit_arguments
 from scaleflow.features.script.events import ScriptPrinted
 from scaleflow.features.script.feature import ScriptOptions
-from scaleflow.features.script.interruptions import ScriptRefused, ScriptStopped
+from scaleflow.features.script.interruptions import PACKAGE, ScriptRefused, ScriptStopped, StopRequests
 from scaleflow.features.script.keras_calls import KerasCalls
 from scaleflow.features.script.mlflow_calls import MlflowCalls
 from scaleflow.features.script.printing import LineStream, PrintedLines
@@ -32,9 +32,6 @@ from scaleflow.runs.code_digest import is_installed
 
 #: The file in the run's folder with the code of a notebook.
 CELLS_FILE = "notebook_cells.py"
-
-#: The folder of scaleflow's own code.
-PACKAGE = Path(__file__).parents[2]
 
 
 class ScriptFailed(RunError):
@@ -58,19 +55,22 @@ def run_script(process: WorkerProcess) -> None:
         change_constants(program, read_constants(plan))
         runtime = set_up_runtime(plan, program, process.emit)
         recorder = ScriptRecorder(process, process.emit, program, runtime.to_values())
-        calls = KerasCalls(recorder, process.should_stop, read_fit_arguments(plan), options.compiled_rate)
+        stop = StopRequests(process.should_stop)
+        calls = KerasCalls(recorder, stop, read_fit_arguments(plan), options.compiled_rate)
         mlflow = MlflowCalls(recorder)
         for magic in program.magics:
             process.emit(Note(f"{program.path.name}: the line {magic} is left out, because it is for IPython"))
         with calls.record(), mlflow.record(), enter_runtime(runtime, plan, program, process.emit):
-            ended = execute(program, options.arguments, process, lines)
+            ended = execute(program, options.arguments, process, lines, stop)
         if ended:
             finish(recorder, calls, process)
     finally:
         lines.close()
 
 
-def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, lines: PrintedLines) -> bool:
+def execute(
+    program: Program, arguments: Sequence[str], process: WorkerProcess, lines: PrintedLines, stop: StopRequests
+) -> bool:
     """Executes a script as `__main__`. Returns whether it reached its end; if not, the end is reported.
 
     Raises ConfigError if the script needs what the command does not allow, and ScriptFailed if it raises an exception.
@@ -83,14 +83,15 @@ def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, 
     os.register_at_fork(after_in_child=reset_signals)
     with as_main(module, program, arguments), print_to(lines):
         try:
-            exec(code, module.__dict__)
-            join_threads()
+            with stop.catch_interrupts():
+                exec(code, module.__dict__)
+                join_threads()
         except ScriptStopped:
             end_stopped(process)
             return False
         except SystemExit as leaving:
             if leaving.code in (None, 0):
-                return True
+                return not ends_after_stop(stop, process)
             end_failed(process, f"the script ended with sys.exit({leaving.code!r})", "")
             return False
         except ScriptRefused as refusal:
@@ -100,7 +101,14 @@ def execute(program: Program, arguments: Sequence[str], process: WorkerProcess, 
             reason = traceback.format_exception_only(error)[-1].strip()
             end_failed(process, reason, text)
             return False
-    return True
+    return not ends_after_stop(stop, process)
+
+
+def ends_after_stop(stop: StopRequests, process: WorkerProcess) -> bool:
+    """Ends the run as stopped if the script caught the request to stop. Returns whether it did."""
+    if stop.was_raised:
+        end_stopped(process)
+    return stop.was_raised
 
 
 def join_threads() -> None:

@@ -4,6 +4,7 @@ A `ProcessHost` starts them. The cluster engine names it (`cluster/engines.py`).
 """
 
 import contextlib
+import signal
 import sys
 import time
 import traceback
@@ -211,6 +212,8 @@ class Supervisor:
     def _ask_to_stop(self, processes: Sequence[RunProcess]) -> None:
         for process in processes:
             if not process.spec.serves:  # the others end with the coordinator
+                if self._stop.signal == signal.SIGINT:
+                    process.announce_interrupt()
                 process.stop()
         again = "" if self._stop.limit else "; send it again to stop at once"
         self._monitor.display.print_line(f"stopping ({self._stop.signal_name}){again}")

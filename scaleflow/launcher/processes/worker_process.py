@@ -266,6 +266,9 @@ class RunProcess(ABC):
     def release(self) -> None:  # noqa: B027  # other hosts start their processes after the store is open
         """Allows the process to report `ready` and train, because the store can be used."""
 
+    def announce_interrupt(self) -> None:  # noqa: B027  # it matters to scripts, which run on this machine
+        """Tells the process that Ctrl-C is the reason of the `stop` that follows."""
+
     @abstractmethod
     def stop(self) -> None:
         """Requests the process to save and end after the current call of the training loop."""
@@ -348,6 +351,9 @@ class LocalWorker(RunProcess):
 
     def wait(self, seconds: float) -> None:
         self._process.wait(seconds)
+
+    def announce_interrupt(self) -> None:
+        self._process.signal(signal.SIGINT)  # workers ignore it, except for those that run a script
 
     def stop(self) -> None:
         self._process.signal(signal.SIGTERM)

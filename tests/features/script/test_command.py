@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.conftest import Command
 
@@ -76,3 +79,32 @@ def test_an_exception_of_the_script_ends_with_1_and_shows_its_lines(command: Com
     assert done.returncode == 1
     assert "train.py\", line 4, in <module>\n    print(data['x'])\n" in done.stderr
     assert done.stderr.rstrip().endswith("KeyError: 'x'")
+
+
+#: Trains until Ctrl-C, and then evaluates.
+ENDLESS = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((32, 3), "float32")
+say = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("epoch", epoch) if epoch < 3 else None)
+try:
+    model.fit(x, x[:, 0], epochs=10_000_000, callbacks=[say])
+except KeyboardInterrupt:
+    print("caught, loss", model.evaluate(x, x[:, 0]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_and_ctrl_c_reaches_the_script(command: Command, number: int, code: int) -> None:
+    (command.folder / "train.py").write_text(ENDLESS)
+    with command.start("train.py", "tracking=none") as process:
+        while "epoch 2" not in (line := process.stdout.readline()):
+            assert line
+        process.send_signal(number)
+        out, err = process.communicate(timeout=240)
+    assert process.wait() == code, err
+    assert ("caught, loss" in out) == (number == signal.SIGINT)
+    assert "KILLED" in out

@@ -310,6 +310,48 @@ def test_a_stop_ends_the_script(record: Callable[..., list[Event]]) -> None:
     assert not find(events, ModelExported)
 
 
+#: Gets Ctrl-C in a fit, which it catches, and then in code of its own.
+INTERRUPTED = """
+import os
+import signal
+import time
+
+import keras
+import numpy as np
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((32, 3), "float32")
+IN_FIT = True
+try:
+    if IN_FIT:
+        model.fit(x, x[:, 0], epochs=10_000_000, callbacks=[Interrupt()])
+    else:
+        model.fit(x, x[:, 0])
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(600)
+except KeyboardInterrupt:
+    print("caught")
+    model.save("model.keras")
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("in_fit", ["true", "false"])
+def test_a_script_may_catch_ctrl_c_and_save_its_model(
+    record: Callable[..., list[Event]], tmp_path: Path, in_fit: str
+) -> None:
+    events = record(INTERRUPTED, f"script.IN_FIT={in_fit}")
+    assert read_output(events) == "caught\nwent on"
+    assert (tmp_path / "model.keras").is_file()
+    assert events_end(events) == "KILLED"
+
+
 def test_a_script_without_fit_runs_and_says_what_is_missing(record: Callable[..., list[Event]]) -> None:
     events = record("import mlflow\nmlflow.log_param('a', 1)\nprint('done', end='')\n")
     assert read_output(events) == "done"
