@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import keras
 
     from scaleflow.dataset import Splits
-    from scaleflow.dataset.batches.rows import Fingerprint
+    from scaleflow.dataset.batches.fingerprint import Fingerprint
     from scaleflow.training import Engine, Evaluation
 
 

@@ -28,8 +28,9 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     import tensorflow as tf
 
     from scaleflow.dataset.batches import rows
+    from scaleflow.dataset.batches.fingerprint import fingerprint_split
     from scaleflow.dataset.batches.records import cache_records
-    from scaleflow.dataset.batches.rows import fingerprint_split, to_rows
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.dataset.table import Table
 
     inputs, targets = np.arange(1_200_000, dtype=np.float32).reshape(120_000, 10), np.arange(120_000, dtype=np.int32)

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.batches.rows import check_contract, to_rows
+from scaleflow.dataset.batches.rows import to_rows
+from scaleflow.dataset.batches.source_checks import check_contract
 from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.targets import show_classes
 from scaleflow.errors import ConfigError

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.batches.blocks import MEMORY_BYTES, Blocks
+from scaleflow.dataset.batches.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.batches.matched_source import find_original
 from scaleflow.dataset.batches.preprocessing import (
     Preprocessings,
@@ -26,15 +27,10 @@ from scaleflow.dataset.batches.preprocessing import (
     make_transform,
 )
 from scaleflow.dataset.batches.records import StreamRows, cache_records, draw, record_bytes, to_mask
-from scaleflow.dataset.batches.rows import (
-    Fingerprint,
-    check_contract,
-    check_examples,
-    check_ids,
-    fingerprint_split,
-    to_rows,
-)
+from scaleflow.dataset.batches.rows import to_rows
+from scaleflow.dataset.batches.source_checks import check_contract, check_examples
 from scaleflow.dataset.batches.unreadable import refuse_unreadable
+from scaleflow.dataset.batches.value_checks import check_ids
 from scaleflow.dataset.batches.varying import is_own_source, settle_variation
 from scaleflow.dataset.reading.division import (
     Division,
