@@ -9,6 +9,7 @@ import pytest
 from scaleflow.commands.table import translate_file_word
 from scaleflow.config.compose import compose_config
 from scaleflow.errors import ConfigError
+from scaleflow.features.script.check import read_fit_arguments
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.task import RunScript
 from scaleflow.launcher.prepare import make_plan, make_spec
@@ -73,6 +74,16 @@ def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
     [
         ("train.py script.EPOCH=3", "did you mean script.EPOCHS?"),
         ("train.py fit.epoch=3", "did you mean fit.epochs?"),
+        ("train.py fit.epochs=abc", "fit.epochs=abc: expected a whole number of at least 1, such as fit.epochs=10"),
+        ("train.py fit.epochs=null", "fit.epochs=null: expected a whole number"),
+        ("train.py fit.epochs=1.5", "fit.epochs=1.5: expected a whole number"),
+        ("train.py fit.batch_size=0", "fit.batch_size=0: expected a whole number of at least 1, or null"),
+        ("train.py fit.initial_epoch=-1", "a whole number of at least 0"),
+        ("train.py fit.initial_epoch=3 fit.epochs=3", "use fit.epochs=4 or more"),
+        ("train.py fit.validation_split=2", "expected a number of at least 0 and below 1"),
+        ("train.py fit.shuffle=maybe", "fit.shuffle=maybe: expected true or false"),
+        ("train.py fit.validation_freq=[1,0]", "a whole number of at least 1, or a list of epochs"),
+        ("train.py fit.steps_per_epoch=true", "fit.steps_per_epoch=true: expected a whole number"),
         ("train.py strategy=parameter_server", "a script's model.fit cannot train on parameter servers"),
         ("train.py strategy=multi_worker cluster.workers=2", "does not work with several workers"),
         ("train.py debug.inline=true", "a script needs a process of its own"),
@@ -82,6 +93,21 @@ def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
 def test_a_plan_that_no_script_can_have_is_refused(here: Path, typed: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(compose_config(translate_file_word([*typed.split(), "tracking=none"])))
+
+
+def test_values_that_fit_accepts_are_kept(here: Path) -> None:
+    words = "fit.batch_size=null fit.epochs=4 fit.initial_epoch=3 fit.shuffle=false fit.validation_split=0"
+    plan = make_plan(
+        compose_config(translate_file_word(["train.py", "tracking=none", *words.split(), "fit.validation_freq=[1,3]"]))
+    )
+    assert read_fit_arguments(plan) == {
+        "batch_size": None,
+        "epochs": 4,
+        "initial_epoch": 3,
+        "shuffle": False,
+        "validation_split": 0,
+        "validation_freq": [1, 3],
+    }
 
 
 def test_the_script_and_its_modules_are_code_of_the_user(here: Path) -> None:
