@@ -194,8 +194,7 @@ def run(
             except with `tracking.code=false`.
         model: a Keras model, whose training continues from its weights. Or a function in a module (or a
             `functools.partial` of one) that takes `inputs` and `outputs` and returns a Keras model. The run uses its
-            own loss, metrics and optimizer. It rejects a model that is compiled with another loss, and notes compiled
-            metrics and optimizers that it does not use.
+            own loss, metrics and optimizer, so it rejects a Keras model that is compiled.
         unknown: other arguments are rejected. The message says how to write them.
 
     Returns:

@@ -88,14 +88,41 @@ def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
 
 
 def plan_model_file(model: Any) -> ObjectFile | None:
-    """Returns the file for a Keras model; None for any other object. Raises ConfigError if the model has no weights."""
+    """Returns the file for a Keras model; None for any other object.
+
+    Raises ConfigError if the model is compiled, or has no weights.
+    """
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, keras.Model):
         return None
+    if model.compiled and not type(model).__module__.startswith("keras_hub."):
+        raise ConfigError(refuse_compiled(model))
     if not model.built:
         raise ConfigError("run(model=...): the model has no weights yet; begin it with keras.Input, or call it once")
     digest = hash_parts((model.to_json(), *model.get_weights()))
     return ObjectFile(("model", "keras_file"), KERAS_FILE, f"model-{digest}.keras", write=model.save)
+
+
+def refuse_compiled(model: Any) -> str:
+    """Returns why `run` does not take a compiled model: it would train another objective than the user has compiled."""
+    parts = [f"the loss {describe_compiled(model.loss)}", f"the optimizer {describe_compiled(model.optimizer)}"]
+    return (
+        f"run(model=...): the model is compiled with {' and '.join(parts)}, and `run` trains with a loss, metrics and "
+        "an optimizer of its own; `scaleflow train.py` trains a script with what it compiles\n"
+        "to train with those of `run`, leave out model.compile(...) and write words such as objective.loss=mse and "
+        "optimizer=adam"
+    )
+
+
+def describe_compiled(part: Any) -> str:
+    """Returns the name of a compiled loss or optimizer, or of several losses in their structure."""
+    if part is None or isinstance(part, str):
+        return str(part)
+    if isinstance(part, Mapping):
+        return f"{{{', '.join(f'{name}: {describe_compiled(each)}' for name, each in part.items())}}}"
+    if isinstance(part, list | tuple):
+        return f"[{', '.join(describe_compiled(each) for each in part)}]"
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:

@@ -8,6 +8,7 @@ from scaleflow.optimizer.make import (
     find_warm_up_warning,
     make_learning_rate,
     mark_tables,
+    read_optimizer_defaults,
     scale_rates,
     scale_to_batch,
     update_by_rows,

@@ -261,6 +261,18 @@ def create_optimizer(
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 
+def read_optimizer_defaults(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the Keras optimizer that a short name such as `sgd` means, and its default options.
+
+    An unknown name is returned without options.
+    """
+    for class_name, cls in vars(keras.optimizers).items():
+        if class_name.lower() == name.lower() and inspect.isclass(cls):
+            parameters = inspect.signature(cls).parameters.values()
+            return class_name, {each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD}
+    return name, {}
+
+
 def check_arguments_are_numbers(factory: Callable[..., Any]) -> None:
     """Rejects text for an argument that is a number. Keras does not check all of them."""
     if not isinstance(factory, functools.partial):

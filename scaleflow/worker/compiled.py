@@ -6,10 +6,13 @@ names the compiled optimizer and metrics, which have no effect.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, OutputStructure, Plan, Target
@@ -32,6 +35,9 @@ DEFAULT_METRICS: Mapping[str, frozenset[str]] = {
 
 #: Loss arguments that follow from the form of targets and outputs, or that do not change the value.
 FORM_ARGUMENTS = ("name", "from_logits", "dtype", "axis", "fn", "ignore_class")
+
+#: Options of a Keras optimizer that change nothing by themselves.
+NAMES_OF_OPTIMIZERS = ("name", "ema_momentum", "is_legacy_optimizer")
 
 #: Keras's short names, which users type most often.
 SHORT_NAMES = {"MeanSquaredError": "mse", "MeanAbsoluteError": "mae", "BinaryCrossentropy": "binary_crossentropy"}
@@ -183,24 +189,74 @@ def check_loss_weights(weights: Any, names: list[str], plan: Plan) -> list[str]:
 
 def list_unused_optimizer(compiled: Mapping[str, Any], plan: Plan) -> list[str]:
     """Returns the compiled optimizer and the overrides that select it, if the run uses another one."""
-    optimizer = compiled.get("optimizer") or compiled.get("optimizer_config")
-    if isinstance(optimizer, str):
-        optimizer = {"class_name": optimizer, "config": {}}
-    if not isinstance(optimizer, Mapping):
+    read = read_optimizer(compiled.get("optimizer") or compiled.get("optimizer_config"))
+    if read is None:
         return []
-    name = str(optimizer.get("class_name"))
-    config = optimizer.get("config") or {}
-    rate = config.get("learning_rate")
-    rate = float(f"{rate:.6g}") if isinstance(rate, int | float) else None
+    name, config = read
     is_same = plan.optimizer.target.path == f"keras.optimizers.{name}"
-    if is_same and rate in (None, plan.optimizer.learning_rate):
+    if is_same and not find_other_values(config, list_run_values(plan)):
         return []
-    files = (Path(__file__).parents[1] / "conf" / "optimizer").glob("*.yaml")
-    option = next((file.stem for file in files if file.stem.replace("_", "") == name.lower()), None)
-    words = [f"optimizer={option}"] if option else []
-    words += [f"optimizer.learning_rate={rate:g}"] if rate is not None and option else []
-    shown = f"the optimizer {name}" + ("" if rate is None else f" with the learning rate {rate:g}")
-    return [f"{shown} ({' '.join(words)} trains with it)" if words else shown]
+    option = find_optimizer_option(name)
+    if option is None:
+        return [f"the optimizer {name}"]
+    values = {str(key): value for key, value in OmegaConf.load(option).items()}
+    others = find_other_values(config, values)
+    rate = others.pop("learning_rate", config.get("learning_rate"))
+    if isinstance(rate, Mapping):
+        return [f"the optimizer {name} with the schedule {rate.get('class_name')} (optimizer.schedule sets one)"]
+    words = [f"optimizer={option.stem}", f"optimizer.learning_rate={format_number(rate)}"]
+    shown = f"the optimizer {name} with the learning rate {format_number(rate)}"
+    for key, value in others.items():
+        if key in values:
+            words.append(f"optimizer.{key}={format_number(value)}")
+        else:
+            shown += f" and {key}={format_number(value)}"
+    has_words = all(key in values for key in others)
+    return [f"{shown} ({' '.join(words)} trains with it)" if has_words else shown]
+
+
+def read_optimizer(value: Any) -> tuple[str, Mapping[str, Any]] | None:
+    """Reads an optimizer from a compile config. Returns the name of its class, and its options; None without one."""
+    if isinstance(value, str):
+        from scaleflow.optimizer import read_optimizer_defaults
+
+        return read_optimizer_defaults(value)
+    if not isinstance(value, Mapping):
+        return None
+    return str(value.get("class_name")), value.get("config") or {}
+
+
+def find_optimizer_option(name: str) -> Path | None:
+    """Returns the YAML file of `optimizer` for a class of Keras; None if there is none."""
+    for file in (Path(__file__).parents[1] / "conf" / "optimizer").glob("*.yaml"):
+        if file.stem.replace("_", "") == name.lower():
+            return file
+    return None
+
+
+def list_run_values(plan: Plan) -> dict[str, Any]:
+    """Returns the options of the run's optimizer. A learning rate that changes is no number."""
+    options = plan.optimizer
+    is_constant = options.schedule == "constant" and not options.warmup_steps and options.scale == "none"
+    return {**options.target.arguments, "learning_rate": options.learning_rate if is_constant else None}
+
+
+def find_other_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a compiled optimizer that differ from `values`. Without a value, an option is not set."""
+    others: dict[str, Any] = {}
+    for key, value in config.items():
+        expected = values.get(key)
+        is_number = isinstance(value, int | float) and isinstance(expected, int | float)
+        if key in NAMES_OF_OPTIMIZERS or value == expected or (not value and not expected):
+            continue
+        if is_number and math.isclose(float(value), float(expected or 0), rel_tol=1e-6):
+            continue  # Keras keeps the learning rate in float32
+        others[key] = value
+    return others
+
+
+def format_number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def list_unused_metrics(compiled: Mapping[str, Any], named: Mapping[str, Outputs], plan: Plan) -> list[str]:

@@ -68,6 +68,29 @@ def make_main_function() -> Any:
     return build
 
 
+def refuse_compiled(folder: str) -> Any:
+    import keras
+
+    os.chdir(folder)
+    network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    network.compile(keras.optimizers.SGD(0.1), "mae", metrics=["mape"])
+    messages = [refuse(data=(np.ones((3, 2)), np.ones(3)), model=network)]
+    raw = keras.Input((2,))
+    several = keras.Model(raw, {"a": keras.layers.Dense(1)(raw), "b": keras.layers.Dense(1)(raw)})
+    several.compile(loss={"a": "mse", "b": keras.losses.Huber()}, loss_weights={"a": 2.0})
+    messages.append(refuse("objective.loss=mse", "optimizer=sgd", model=several))
+    return messages, len(list(Path(folder).iterdir()))
+
+
+def test_a_compiled_model_is_refused_at_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (one, two), files = isolated(refuse_compiled, str(tmp_path))
+    assert "compiled with the loss mae and the optimizer SGD" in one
+    assert "leave out model.compile(...) and write words such as objective.loss=mse and optimizer=adam" in one
+    assert "the loss {a: mse, b: Huber} and the optimizer RMSprop" in two
+    assert len(one.splitlines()) == 2
+    assert files == 0
+
+
 def train(folder: str) -> Any:
     import pyarrow
 
@@ -167,7 +190,6 @@ import keras, numpy, scaleflow
 
 x = numpy.random.default_rng(0).normal(size=(200, 3)).astype("float32")
 network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-network.compile("sgd", "bce")
 words = ("training.max_steps=3", "hardware=cpu", "dataset.test=0.2", "evaluation=none")
 scaleflow.run(*words, data=(x, (x[:, 0] > 0).astype("int64")), model=network, folder="run")
 """

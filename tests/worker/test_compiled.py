@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, Plan
-from scaleflow.worker.compiled import check_compiled
+from scaleflow.worker.compiled import check_compiled, read_optimizer
 
 KINDS = {
     "classes": Outputs("classification", (3,)),
@@ -70,6 +70,28 @@ def test_a_note_names_the_compiled_parts_without_effect(plan: Callable[..., Plan
     assert "the loss Huber(delta=2.0)" in str(check_compiled({"loss": HUBER}, KINDS["values"], typed))  # type: ignore[arg-type]
 
 
+SGD = {"learning_rate": 0.009999999776482582, "momentum": 0.0, "nesterov": False, "clipnorm": None, "name": "SGD"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "noted"),
+    [
+        ({**SGD, "momentum": 0.9}, (), ""),
+        (SGD, ("optimizer.momentum=0",), ""),
+        (SGD, (), "(optimizer=sgd optimizer.learning_rate=0.01 optimizer.momentum=0 trains with it)"),
+        (SGD, ("optimizer.momentum=0", "optimizer.schedule=cosine"), "the optimizer SGD"),
+        ({**SGD, "clipnorm": 1.0}, ("optimizer.momentum=0",), "with the learning rate 0.01 and clipnorm=1"),
+        ({**SGD, "learning_rate": {"class_name": "CosineDecay"}}, (), "with the schedule CosineDecay"),
+    ],
+)
+def test_a_note_names_any_option_of_the_compiled_optimizer_that_differs(
+    plan: Callable[..., Plan], config: Any, words: tuple[str, ...], noted: str
+) -> None:
+    made = plan("tracking=none", "optimizer=sgd", *words)
+    note = check_compiled({"optimizer": {"class_name": "SGD", "config": config}}, KINDS["binary"], made)  # type: ignore[arg-type]
+    assert (noted in str(note)) if noted else note is None
+
+
 def test_loss_weights_of_several_outputs_must_be_typed(plan: Callable[..., Plan]) -> None:
     compiled = {"loss": None, "loss_weights": [1.0, 2.0]}
     with pytest.raises(ConfigError, match=r"'objective.loss_weights=\{a: 1, b: 2\}'"):
@@ -89,10 +111,14 @@ def read_saved(folder: str) -> Any:
     for suffix in ("keras", "h5"):
         network.save(f"{folder}/compiled.{suffix}")
     found = [read_compile_config(f"{folder}/{name}") for name in ("plain.keras", "compiled.keras", "compiled.h5")]
-    return before, [None if each is None else str(each["loss"]) for each in (find_compile_config(network), *found)]
+    names = [read_optimizer(each) for each in ("sgd", "AdamW")]
+    options = [(each[0], each[1].get("momentum")) for each in names if each is not None]
+    losses = [None if each is None else str(each["loss"]) for each in (find_compile_config(network), *found)]
+    return before, losses, options
 
 
 def test_files_of_keras_say_what_a_model_is_compiled_with(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    before, losses = isolated(read_saved, str(tmp_path))
+    before, losses, options = isolated(read_saved, str(tmp_path))
     assert before is None
     assert losses == ["mae", None, "mae", "mae"]
+    assert options == [("SGD", 0.0), ("AdamW", None)]
