@@ -381,7 +381,7 @@ def describe_feature_outputs(kind: Kind, classes: Any, labels: Sequence[str], fe
     return Outputs(kind, shape, tuple(labels) or None)
 
 
-def read_inputs(
+def read_feature_values(
     path: str, name: str, spec: Mapping[str, Any], compression: str, at_once: int
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Yields the values [b, ...] of a feature of a file in order. A picture stays encoded.

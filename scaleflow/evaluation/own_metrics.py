@@ -133,19 +133,21 @@ def find_interval(compute: Callable[[Array], float], count: int, resamples: Resa
     value = compute(np.arange(count))
     possible = seconds / max(time.monotonic() - began, 1e-9)
     deadline = began + seconds
-    if resamples.count < 2:
+    if resamples.unit_count < 2:
         return Estimate(value)
     if possible >= MIN_RESAMPLES:
         drawn = compute_each(compute, resamples.draw(MAX_RESAMPLES), deadline)
         if len(drawn) < MIN_RESAMPLES or not np.ptp(drawn):  # too few values, or no spread
             return Estimate(value)
-        low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.count))
+        low, high = np.percentile(drawn, find_percentiles(CONFIDENCE, resamples.unit_count))
         return Estimate(value, float(low), float(high))
-    parts = min(MAX_PARTS, resamples.count, int(possible))
+    parts = min(MAX_PARTS, resamples.unit_count, int(possible))
     if parts < MIN_PARTS:
         return Estimate(value)
-    left = compute_each(compute, resamples.leave_out(parts), math.inf)
-    error = math.sqrt(float(np.var(left)) * (len(left) - 1)) if len(left) == parts else 0.0
+    partial_values = compute_each(compute, resamples.leave_out(parts), math.inf)
+    error = (
+        math.sqrt(float(np.var(partial_values)) * (len(partial_values) - 1)) if len(partial_values) == parts else 0.0
+    )
     half = float(find_quantile(CONFIDENCE, parts - 1)) * error
     return Estimate(value, value - half, value + half) if half else Estimate(value)
 

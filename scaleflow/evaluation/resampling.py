@@ -86,7 +86,7 @@ class Resamples:
         units: the units of the rows; None: each row is its own unit.
 
     Attributes:
-        count: the number of units.
+        unit_count: the number of units.
     """
 
     def __init__(self, rows: int, units: Units | None = None) -> None:
@@ -94,17 +94,19 @@ class Resamples:
         self._members = np.arange(rows)
         if units is not None:
             self._members = np.unique(units.numbers, return_inverse=True)[1]
-        self.count = int(self._members.max()) + 1 if rows else 0
+        self.unit_count = int(self._members.max()) + 1 if rows else 0
 
     def draw(self, count: int) -> Iterator[Array]:
         """Yields the places of the rows of each resample, in order. A unit that is drawn twice occurs twice."""
         places = np.arange(len(self._members))
         for _ in range(count):
-            counts = np.bincount(self._random.integers(self.count, size=self.count), minlength=self.count)
+            counts = np.bincount(
+                self._random.integers(self.unit_count, size=self.unit_count), minlength=self.unit_count
+            )
             yield np.repeat(places, counts[self._members])
 
     def leave_out(self, parts: int) -> Iterator[Array]:
         """Divides the units into `parts` parts, and yields the places of the rows without each part."""
-        part = self._random.permutation(self.count) % parts
+        part = self._random.permutation(self.unit_count) % parts
         for n in range(parts):
             yield np.flatnonzero(part[self._members] != n)

@@ -173,7 +173,7 @@ def describe_longer(spec: RunSpec) -> str:
 def answer_run(folder: Path) -> dict[str, Any]:
     """Returns a run's values for `--json`: its id, status, last metrics, model, folder and error; {} without a run."""
     run = RunState.read(folder)
-    if not run.is_ready:
+    if not run.has_begun:
         return {}
     values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}
     result: Mapping[str, Any] = {}
@@ -408,7 +408,7 @@ def write_configs(run: PreparedRun) -> None:
 
 def refuse_used_folder(spec: RunSpec) -> None:
     """Raises ConfigError if the folder contains another run."""
-    if RunState.read(spec.folder).is_ready:
+    if RunState.read(spec.folder).has_begun:
         folder = os.path.relpath(spec.folder)
         raise ConfigError(
             f"hydra.run.dir={folder}: contains a run already; use {quote_override('resume', folder)} to continue "
@@ -429,7 +429,7 @@ def discard_refused(monitor: RunMonitor) -> None:
     recorder.stop()
     if spec.records and spec.plan.resume is not None:
         remove_launch_state(spec.files, spec.files.count_resumes())
-        if not state.is_ready:  # the run is not resumed, so these overrides do not count
+        if not state.has_begun:  # the run is not resumed, so these overrides do not count
             spec.files.resume_overrides(spec.files.count_resumes()).unlink(missing_ok=True)
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):

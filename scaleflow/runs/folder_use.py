@@ -83,7 +83,7 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
         return
     names = sorted(set(os.listdir(folder)) - {*ignored})  # noqa: PTH208
     files = RunFolder(folder)
-    is_used = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).is_ready
+    is_used = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).has_begun
     if not names or is_used:  # another check refuses a second run in this folder
         return
     foreign = list_foreign(files, names, may_hold_runs=key == SWEEP_DIR)
@@ -97,17 +97,26 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
 def list_foreign(files: RunFolder, names: Sequence[str], may_hold_runs: bool) -> list[str]:
     """Returns the names of a folder that no run has written. Folders without a file do not count.
 
-    If no run has begun in the folder, files with the names of a run's files are foreign and come first, because the run
-    would replace them.
+    Args:
+        files: the folder.
+        names: the names in it.
+        may_hold_runs: whether folders of runs in the folder count as written by a run.
     """
-    own = [name for name in names if files.is_own(name)]
-    foreign = [name for name in names if name not in own and holds_file(files.path / name)]
-    is_begun = files.is_begun
-    if may_hold_runs and all((files.path / name).is_dir() for name in foreign):
-        runs = [name for name in foreign if holds_run(files.path / name)]
-        is_begun = is_begun or bool(runs)
-        foreign = [name for name in foreign if name not in runs]
-    return foreign if is_begun else [*own, *foreign]
+    run_names = []
+    other_names = []
+    for name in names:
+        if files.is_own(name):
+            run_names.append(name)
+        elif holds_file(files.path / name):
+            other_names.append(name)
+    has_run = files.is_begun
+    if may_hold_runs and all((files.path / name).is_dir() for name in other_names):
+        run_folders = [name for name in other_names if holds_run(files.path / name)]
+        other_names = [name for name in other_names if name not in run_folders]
+        has_run = has_run or bool(run_folders)
+    if has_run:
+        return other_names
+    return [*run_names, *other_names]  # no run wrote the files with a run's names, and a new run would replace them
 
 
 def holds_file(path: Path) -> bool:

@@ -159,8 +159,8 @@ class RunState:
             self.curves.setdefault(name, []).append((event.step, value))
 
     @property
-    def is_ready(self) -> bool:
-        """Whether there is a run."""
+    def has_begun(self) -> bool:
+        """Whether the run exists: its first `ready` was read. A refused command has no run."""
         return self.ready is not None
 
     @property

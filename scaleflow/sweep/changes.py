@@ -105,7 +105,7 @@ class SweepInputs:
     def _read_record(self, entry: LedgerEntry) -> Provenance | None:
         """Returns the recorded inputs of a job; None if it has no run."""
         folder = self._folder / entry.folder
-        if entry.is_finished or RunState.read(folder).is_ready:
+        if entry.is_finished or RunState.read(folder).has_begun:
             return read_last_inputs(RunFolder(folder))
         return None
 

@@ -168,7 +168,7 @@ class JobPlanner:
             refuse_others(folder)
             if job.request.refusal:
                 raise ConfigError(job.request.refusal)
-            plan = self._composer.prepare(job.request, folder, state.is_ready).spec.plan
+            plan = self._composer.prepare(job.request, folder, state.has_begun).spec.plan
         except ConfigError as refusal:
             if find_interruption(refusal):
                 raise
@@ -177,7 +177,7 @@ class JobPlanner:
             JobDisplay(sys.stdout, entry.number).print_error(entry.reason)
             return refusal
         job.is_waiting = True
-        job.is_resumed = state.is_ready
+        job.is_resumed = state.has_begun
         if entry.is_finished:  # its folder is gone
             entry.status = "waiting"
         if self.plan is None:

@@ -26,17 +26,17 @@ def draw_plots(jobs: Labelled, choices: Sequence[str], folder: Path) -> list[Pat
         jobs: the jobs, the best first.
         choices: the keys that vary.
     """
-    ready = [(label, job) for label, job in jobs if job.is_ready]
-    if not ready:
+    begun_jobs = [(label, job) for label, job in jobs if job.has_begun]
+    if not begun_jobs:
         return []
-    first_jobs = sort_by_number(ready[:MAX_JOBS])
-    part = f" of {MAX_JOBS} of {len(ready):,} jobs" if len(ready) > MAX_JOBS else ""
+    first_jobs = sort_by_number(begun_jobs[:MAX_JOBS])
+    part = f" of {MAX_JOBS} of {len(begun_jobs):,} jobs" if len(begun_jobs) > MAX_JOBS else ""
     pictures = {
         "throughput": plot_throughput(first_jobs, f"examples/s{part}"),
         "curves": plot_curves(first_jobs, f"losses{part}"),
     }
     for key in choices:
-        pictures[f"over-{key.replace('/', '-')}"] = plot_over_key(key, ready)
+        pictures[f"over-{key.replace('/', '-')}"] = plot_over_key(key, begun_jobs)
     paths = []
     for name, picture in pictures.items():
         if picture is not None:

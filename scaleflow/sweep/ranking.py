@@ -52,15 +52,15 @@ class RepeatedJob:
 
     @property
     def counted(self) -> list[RunState]:
-        """The runs that count in metrics and curves: finished runs, or if no run finished, all that became ready."""
-        ready = []
+        """The runs that count in metrics and curves: finished runs, or if no run finished, all that have begun."""
+        begun = []
         finished = []
         for _, run in self.without_warm_ups:
-            if run.is_ready:
-                ready.append(run)
+            if run.has_begun:
+                begun.append(run)
                 if run.status == "FINISHED":
                     finished.append(run)
-        return finished or ready
+        return finished or begun
 
     @property
     def are_folds(self) -> bool:
@@ -68,8 +68,9 @@ class RepeatedJob:
         return self.entry.is_fold
 
     @property
-    def is_ready(self) -> bool:
-        return any(run.is_ready for _, run in self.runs)
+    def has_begun(self) -> bool:
+        """Whether any run of the job exists."""
+        return any(run.has_begun for _, run in self.runs)
 
     @property
     def is_finished(self) -> bool:

@@ -363,7 +363,7 @@ class SweepRunner:
         Returns whether it is recorded.
         """
         state = RunState.read(self._folder)
-        if not state.is_ready:
+        if not state.has_begun:
             return False
         if state.is_open or (state.status == "KILLED" and not self._list_remaining()):
             self._end_parent()

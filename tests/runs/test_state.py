@@ -32,12 +32,12 @@ def state_after(*events: Event) -> RunState:
 def test_without_events_there_is_no_run(tmp_path: Path) -> None:
     state = RunState.read(tmp_path)
     assert state == RunState()
-    assert (state.is_ready, state.is_open, state.status, state.error, state.refusal) == (False, False, None, "", None)
+    assert (state.has_begun, state.is_open, state.status, state.error, state.refusal) == (False, False, None, "", None)
 
 
 def test_a_run_is_open_until_it_ends() -> None:
     state = state_after(READY, MetricsLogged(4, {"train/loss": 0.5}, time=7), CheckpointSaved(3, "/x", time=6))
-    assert (state.is_ready, state.is_open, state.is_under_way, state.status) == (True, True, True, None)
+    assert (state.has_begun, state.is_open, state.is_under_way, state.status) == (True, True, True, None)
     assert (state.step, state.checkpoint, state.time, state.params) == (4, 3, 7, {"model": "mlp"})
     state.apply(RunEnded("FAILED", "OSError: no"))
     assert (state.is_open, state.status, state.error, state.refusal) == (False, "FAILED", "OSError: no", None)
@@ -105,13 +105,13 @@ def test_a_restart_of_one_worker_leaves_the_others_under_way() -> None:
 def test_a_refusal_after_the_end_leaves_the_status_of_the_end() -> None:
     """A command that resumes a finished run may be refused."""
     state = state_after(READY, RunEnded("FINISHED"), RunRefused("seed=1: no"))
-    assert (state.is_ready, state.is_open, state.status) == (True, False, "FINISHED")
+    assert (state.has_begun, state.is_open, state.status) == (True, False, "FINISHED")
     assert (state.error, str(state.refusal)) == ("seed=1: no", "seed=1: no")
 
 
 def test_a_refusal_without_a_run_is_no_run() -> None:
     state = state_after(RunRefused("no"))
-    assert (state.is_ready, state.is_open, state.status, str(state.refusal)) == (False, False, None, "no")
+    assert (state.has_begun, state.is_open, state.status, str(state.refusal)) == (False, False, None, "no")
 
 
 @pytest.mark.parametrize(("last", "results"), [("train", 1.0), ("val", 2.0), ("test", 3.0)])

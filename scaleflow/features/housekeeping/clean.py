@@ -183,7 +183,7 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
     run = FoundRun(folder, state.status, "", bytes=size, age=age)
     if files.is_locked:
         run.state = "running"
-    elif not state.is_ready:
+    elif not state.has_begun:
         run.state = "ended before training began"
     elif state.status != "FINISHED":
         run.state = {"FAILED": "failed", "KILLED": "stopped"}.get(str(state.status), "not ended; see scaleflow sync")

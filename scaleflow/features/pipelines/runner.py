@@ -319,7 +319,7 @@ class PipelineRunner:
         dirs = self._pipeline.config_dirs
         command = progress.stage.command
         values = progress.decision.values
-        if command is TRAIN and RunState.read(folder).is_ready:
+        if command is TRAIN and RunState.read(folder).has_begun:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = command.make_words(values, folder, dirs)
         if "trust" in command.flags:

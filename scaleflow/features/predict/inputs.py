@@ -300,9 +300,9 @@ def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSou
     compression = (to_word(state.reading.get("compression")) or "").upper().removeprefix("NONE")
 
     def read(file: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
-        from scaleflow.dataset.tfrecord import read_inputs
+        from scaleflow.dataset.tfrecord import read_feature_values
 
-        for values in read_inputs(file, name, features[name], compression=compression, at_once=at_once):
+        for values in read_feature_values(file, name, features[name], compression=compression, at_once=at_once):
             column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
             yield pyarrow.table({name: column}), {}
 

@@ -111,7 +111,7 @@ def end_without_setting(
 ) -> Outcome:
     """Returns the outcome of the command if a search found nothing, was refused or was stopped."""
     error = outcome.error
-    if state.is_ready and not error:
+    if state.has_begun and not error:
         how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
         folder = os.path.relpath(search.spec.folder)
         text = f"{trial.key}={AUTO}: the search in {folder} ended as {how}"

@@ -118,7 +118,7 @@ class InlineRun:
                 self._wait_for_store()
 
         is_done = run_worker(self.spec, emit, self._must_stop)
-        if not is_done and monitor.state.is_ready and monitor.state.last is None:
+        if not is_done and monitor.state.has_begun and monitor.state.last is None:
             write(RunEnded("FAILED", monitor.state.fault))
 
     def _must_stop(self) -> bool:

@@ -124,7 +124,7 @@ class Supervisor:
         if (
             self._stop.is_set()
             or state.last is not None
-            or not state.is_ready
+            or not state.has_begun
             or self._monitor.recorder.refusal is not None
             or reason.would_come_again
         ):
@@ -192,7 +192,7 @@ class Supervisor:
             if state.last is not None and deadline is None:  # the chief may be waiting for a process that is gone
                 deadline = time.monotonic() + GRACE_SECONDS
             is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
-            if deadline is not None and (self._stop.times > 1 or is_late or not state.is_ready):
+            if deadline is not None and (self._stop.times > 1 or is_late or not state.has_begun):
                 chief.kill()
             reason = self._monitor.find_futile_wait()
             if reason:
@@ -221,7 +221,7 @@ class Supervisor:
     def _start_again(self, process: RunProcess) -> bool:
         """Restarts a lost worker if the coordinator continues without it. Returns False if it cannot be restarted."""
         if (
-            not (process.spec.is_replaceable and process.has_server and self._monitor.state.is_ready)
+            not (process.spec.is_replaceable and process.has_server and self._monitor.state.has_begun)
             or self._stop.is_set()
             or self._restarts >= self._allowed_restarts
         ):

@@ -218,7 +218,7 @@ class RunMonitor:
 
     def _write_end(self, reason: EndReason) -> None:
         end: RunEnded | RunRefused
-        if not self.state.is_ready:
+        if not self.state.has_begun:
             why = f"stopped by {self.stop.signal_name}" if self.stop.is_set() else reason.why
             end = RunRefused(why, reason.has_log and not self.stop.is_set(), not reason.would_come_again)
         elif self.stop.is_set():
@@ -246,7 +246,7 @@ class RunMonitor:
         """The exit code of the command, after the run has ended."""
         last = self.state.last
         is_killed = isinstance(last, RunEnded) and last.status == "KILLED"
-        if is_killed or (self.stop.is_set() and not self.state.is_ready):
+        if is_killed or (self.stop.is_set() and not self.state.has_begun):
             return self.stop.exit_code  # 143 without a signal: a worker received SIGTERM
         if self.recorder.refusal is not None:
             return REFUSED

@@ -273,7 +273,7 @@ class CommandRun:
         content = mask_secrets({"tracking": store} if config is None else config)
         self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
         size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
-        is_resumed = self._before.is_ready
+        is_resumed = self._before.has_begun
         offline = tracking.offline
         is_new = parent is None and not is_resumed
         active = find_active_run(tracking) if is_new else None

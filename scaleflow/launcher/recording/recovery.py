@@ -64,7 +64,7 @@ def repair(folder: Path, uri: str | None = None, again: bool = False) -> SyncSta
             was_open = finalize_run(folder)
             state = RunState.read(folder)
             status = SyncStatus(folder, "no run", state.status, was_open=was_open)
-            if not state.is_ready:
+            if not state.has_begun:
                 return status
             return record_missing(status, uri, ready=state.ready if again else None)
     except FolderBusy as busy:
