@@ -91,8 +91,10 @@ def to_outcome(error: Exception) -> Outcome:
         if not is_unreachable(error):
             raise error
         text = f"the tracking store does not answer any more: {read_reason(error)}"
+    from scaleflow.config.words import show_keys  # Hydra's grammar, which a command without an error may not need
+
     code = REFUSED if isinstance(error, ConfigError) else FAILED
-    return Outcome(code, error=to_printable(str(mask_secrets(text))))
+    return Outcome(code, error=to_printable(show_keys(str(mask_secrets(text)))))
 
 
 def explain_exit(error: BaseException) -> Outcome:

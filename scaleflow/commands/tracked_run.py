@@ -16,7 +16,7 @@ from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import BY_SIZE, Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, PhaseBegan, RunEnded, RunRefused
-from scaleflow.interfaces.features import find_own_runs
+from scaleflow.interfaces.features import find_own_runs, import_named
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.prepare import make_plan
@@ -77,9 +77,11 @@ def find_run(words: CommandWords, needs_run: bool = True, is_repeated: bool = Fa
     Raises ConfigError if there is no such run, or if the command cannot use it.
     """
     run = Run.find(words.run_id, find_store_options(words), needs_run)
-    own = None if is_repeated or run.is_deleted else find_own_runs(run.settings)
+    own = None if run.is_deleted else find_own_runs(run.settings)
     if own is not None:
-        raise ConfigError(f"{words.run_id}: {own.reason}")
+        if not is_repeated:
+            raise ConfigError(f"{words.run_id}: {own.reason}")
+        words = replace(words, overrides=import_named(own.rerun_words)(run.config, words.overrides))
     return run, run.complete(words)
 
 

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.features import list_default_options
+from scaleflow.interfaces.features import import_named, list_default_options, list_features
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 #: Hydra's flags that take the next word as their value.
@@ -109,6 +109,25 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
             word = re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word)
         quoted.append(word)
     return quoted
+
+
+def show_keys(text: str) -> str:
+    """Returns a text with the keys of features as they are typed, such as `fit.epochs` for `++script.fit.epochs`."""
+    for feature in list_features().values():
+        for key, typed in feature.typed_keys.items():
+            text = re.sub(rf"(?<![\w.])\+*{re.escape(key)}(?!\w)", typed, text)
+    return text
+
+
+def show_words(words: Sequence[str]) -> list[str]:
+    """Returns the words of a run as a command has them, to be shown or typed again. Secrets are masked."""
+    shown: list[str] = []
+    for word in words:
+        shown.append(show_keys(mask_override(word)))
+    for feature in list_features().values():
+        if feature.typed_words:
+            shown = import_named(feature.typed_words)(shown)
+    return shown
 
 
 #: Options of `dataset` whose default model is `model=tabular`, and a pattern of words that choose one of them.

@@ -24,7 +24,7 @@ ITEMS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 #: The fields that are mappings from texts to texts, or texts.
-MAPPINGS = ("public_names", "compared_models", "key_names", "option_names", "file_words")
+MAPPINGS = ("public_names", "compared_models", "key_names", "option_names", "file_words", "typed_keys")
 TEXTS = (
     "about",
     "conf",

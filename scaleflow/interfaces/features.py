@@ -80,6 +80,9 @@ class OwnRuns:
 
     param: str  # a param that only these runs have
     reason: str  # why such a command cannot work, for messages
+    #: What translates the words of `rerun`: "module:NAME" of a function that takes the config of the run and the words
+    #: after it, and returns overrides of the config. It raises ConfigError if they cannot work.
+    rerun_words: str
 
 
 def is_always_used(plan: Plan) -> bool:
@@ -177,6 +180,11 @@ class Feature:
     #: that takes the words of the command and the position of the file, and returns the words of the run. It raises
     #: ConfigError if they cannot work.
     file_words: Mapping[str, str] = field(default_factory=dict)
+    #: How its keys are typed, if `file_words` translates them: {"script.constants": "script"}.
+    typed_keys: Mapping[str, str] = field(default_factory=dict)
+    #: "module:NAME" of the inverse of `file_words`: a function that takes the words of a run, with the keys as they are
+    #: typed, and returns the words of the command.
+    typed_words: str = ""
     #: What the processes of a run do if the plan uses the feature, instead of training a model: "module:NAME" of a
     #: `Task` without arguments. No TensorFlow.
     task: str = ""

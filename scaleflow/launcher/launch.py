@@ -33,7 +33,7 @@ from scaleflow.config.compose import (
 )
 from scaleflow.config.interpolations import keep_values, nest_paths
 from scaleflow.config.policies import NEW, TRAIN
-from scaleflow.config.words import quote_override, split_flags
+from scaleflow.config.words import quote_override, show_words, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.clock import CLOCK
@@ -387,7 +387,7 @@ def write_configs(run: PreparedRun) -> None:
     Raises ConfigError if the folder contains another run, or if a worker still writes to it.
     """
     files = run.spec.files
-    overrides = OmegaConf.to_yaml([mask_override(override) for override in run.composed.words.overrides])
+    overrides = OmegaConf.to_yaml(show_words(run.composed.words.overrides))
     if run.resume_number:
         lock = files.take_write_lock()
         finalize_run(files.path)

@@ -34,6 +34,7 @@ from scaleflow.config.compose import (
 )
 from scaleflow.config.interpolations import KeyPath, resolve_once
 from scaleflow.config.parse import flatten_config, parse_section
+from scaleflow.config.words import show_keys
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.features import find_placeholders
@@ -114,7 +115,7 @@ class JobRequest:
         """Lists the overrides that distinguish the job from the others, with secrets masked."""
         words = []
         for override in select_swept(self.overrides, swept):
-            words.append(resolve_override(mask_override(override), self.config))
+            words.append(show_keys(resolve_override(mask_override(override), self.config)))
         return words
 
     def label(self, swept: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from scaleflow.config.compose import override_key
 from scaleflow.config.parse import format_value, is_under
+from scaleflow.config.words import show_keys
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -37,7 +38,7 @@ class LedgerEntry:
 
     number: int  # the number of the job in the sweep, from 0
     identity: str  # a digest of its config; see `compute_identity`
-    overrides: list[str]  # the overrides of the job, with secrets masked
+    overrides: list[str]  # the words of the job, as they are typed, with secrets masked
     folder: str  # the folder of its run, relative to the sweep's folder
     status: str = "waiting"  # waiting, RUNNING, FINISHED, FAILED, KILLED, REFUSED or PRUNED
     reason: str = ""  # why it was refused or did not finish
@@ -55,7 +56,11 @@ class LedgerEntry:
         return bool(self.overrides) and self.overrides[-1].startswith(f"{FOLD}=")
 
     def label(self, swept: Sequence[str]) -> str:
-        """Returns the overrides that distinguish the job from others, or its number if it has none."""
+        """Returns the overrides that distinguish the job from others, or its number if it has none.
+
+        Args:
+            swept: the varied keys and groups, as they are typed.
+        """
         return " ".join(select_swept(self.overrides, swept)) or f"job {self.number}"
 
     def restart(self, folder: str) -> None:
@@ -118,6 +123,11 @@ class Ledger:
     @property
     def next_number(self) -> int:
         return 1 + max((entry.number for entry in self.entries), default=-1)
+
+    @property
+    def typed_keys(self) -> list[str]:
+        """The keys and groups that the sweep's commands vary, as they are typed."""
+        return [show_keys(key) for key in self.swept]
 
     def check(self, base: Config, swept: Sequence[str], may_change: bool) -> None:
         """Checks that a command continues this sweep, and adds the keys and groups that it varies, `swept`.

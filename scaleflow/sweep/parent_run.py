@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.config.interpolations import keep_values
 from scaleflow.config.parse import is_under
 from scaleflow.config.targets import bind_metrics
-from scaleflow.config.words import quote_override
+from scaleflow.config.words import quote_override, show_keys
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.estimate import describe_estimate
@@ -291,13 +291,13 @@ class ParentRun(CommandRun):
         own_config = drop_hydra(config)
         plain, _ = keep_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
         write_run_tags(self.files.path, make_run_tags(facts.read_git(), facts.packages) | read_stage_tags())
-        swept = ", ".join(ledger.swept)
+        swept = ", ".join(ledger.typed_keys)
         hidden = [*ledger.swept, *list_task_groups()]
         params = {key: value for key, value in plan.choices.items() if not is_under(key, hidden)}
         for key, value in ledger.base.items():
-            params.setdefault(key, str(value))
+            params.setdefault(show_keys(key), str(value))
         raw: Any = OmegaConf.to_container(own_config, resolve=False)
-        name = name_sweep(raw["tracking"].get("run_name"), ledger.swept, plan.config)
+        name = name_sweep(raw["tracking"].get("run_name"), ledger.typed_keys, plan.config)
         tags = {**(plan.tracking.tags or {}), SWEPT: swept}
         self.open(name, plan.tracking, tags=tags, params=params, config=plain, began=began)
 

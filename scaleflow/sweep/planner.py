@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.config.compose import list_module_folders
+from scaleflow.config.words import show_keys, show_words
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.interfaces import Plan, Sweep
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import find_interruption
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.runs import RunFolder, RunState
@@ -109,7 +110,7 @@ class JobPlanner:
         """Returns a job with its entry in the ledger. Adds the entry if the job is new."""
         entry = self._ledger.find_entry(request.identity, request.repeat)
         if entry is None:
-            overrides = [mask_override(override) for override in request.overrides]
+            overrides = show_words(request.overrides)
             folder = self._choose_folder(request, self._ledger.next_number)
             entry = self._ledger.add_entry(request.identity, overrides, folder, repeat=request.repeat)
         entry.warms_up = request.turn == "warm-up"
@@ -173,7 +174,7 @@ class JobPlanner:
             if find_interruption(refusal):
                 raise
             entry.status = "REFUSED"
-            entry.reason = str(mask_secrets(str(refusal)))
+            entry.reason = show_keys(str(mask_secrets(str(refusal))))
             JobDisplay(sys.stdout, entry.number).print_error(entry.reason)
             return refusal
         job.is_waiting = True

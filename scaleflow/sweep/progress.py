@@ -75,7 +75,7 @@ class SweepProgress:
         direction = self._config.hydra.sweeper.get("direction")
         mode = choose_mode(options.metric, options.mode, direction=direction, runs=runs)
         jobs = list(zip(entries, runs, strict=True))
-        return SweepReport(jobs, self.ledger.swept, options.metric, mode=mode, same_losses=options.same_losses)
+        return SweepReport(jobs, self.ledger.typed_keys, options.metric, mode=mode, same_losses=options.same_losses)
 
     def read_state(self, entry: LedgerEntry) -> RunState:
         """Reads the run of a job. It is read only once after it has ended."""

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.config.compose import mask_sweep_config
-from scaleflow.config.words import quote_override
+from scaleflow.config.words import quote_override, show_keys
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.interfaces import Plan, Status, parse_duration
 from scaleflow.interfaces.clock import measure_since
@@ -196,7 +196,7 @@ class SweepRunner:
                 facts=self._progress.facts,
             )
         except ConfigError as refusal:  # something that the job needs has disappeared since the check
-            outcome = Outcome(REFUSED, error=str(mask_secrets(str(refusal))))
+            outcome = Outcome(REFUSED, error=show_keys(str(mask_secrets(str(refusal)))))
         except Exception as error:  # the other jobs continue
             display.print_error(str(mask_secrets(traceback.format_exc())))
             job.entry.reason = str(mask_secrets(f"{type(error).__name__}: {error}"))

@@ -72,7 +72,7 @@ def read_best_job(folder: Path) -> dict[str, Any]:
         return {}
     best = find_best_job(str(folder))
     return {
-        "overrides": select_swept(best.overrides, Ledger.load(RunFolder(folder)).swept),
+        "overrides": select_swept(best.overrides, Ledger.load(RunFolder(folder)).typed_keys),
         "run_id": best.run.run_id,
         "model": best.run.model_uri,
         "metrics": dict(best.metrics),

@@ -47,6 +47,12 @@ FEATURE = Feature(
         ".py": "scaleflow.features.script.words:translate_script",
         ".ipynb": "scaleflow.features.script.words:translate_script",
     },
+    typed_keys={
+        "script.constants": "script",
+        "script.fit": "fit",
+        "script.compiled_rate": "optimizer.learning_rate",
+    },
+    typed_words="scaleflow.features.script.words:restore_command",
     section=ScriptOptions,
     conf="scaleflow.features.script.conf",
     defaults=("script_keys",),
@@ -61,6 +67,7 @@ FEATURE = Feature(
             "it is the run of a script, which reads its data itself; `scaleflow rerun` runs it again, and "
             "mlflow.pyfunc.load_model loads its model"
         ),
+        rerun_words="scaleflow.features.script.words:translate_rerun",
     ),
     events=("scaleflow.features.script.events",),
     launcher="scaleflow.features.script.output:ScriptOutput",

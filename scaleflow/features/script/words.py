@@ -1,10 +1,13 @@
 """Translates the words after `scaleflow train.py` to the words of a run."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from scaleflow.config.words import FLAGS_WITH_VALUE, RUN_FLAGS, make_override, quote_value
+from hydra.errors import HydraException
+
+from scaleflow.config.words import FLAGS_WITH_VALUE, RUN_FLAGS, make_override, parse_typed_value, quote_value
 from scaleflow.errors import ConfigError
 
 #: Groups and keys whose words keep their meaning when a script runs.
@@ -65,6 +68,56 @@ def translate_script(words: Sequence[str], place: int) -> list[str]:
     if typed:
         translated.append(f"script.typed=[{','.join(typed)}]")
     return translated
+
+
+def translate_rerun(config: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Returns the words of `scaleflow rerun` as overrides of the config of a script's run.
+
+    Raises ConfigError if a word sets something that the script itself decides.
+    """
+    section = config["script"]
+    translated: list[str] = []
+    typed: list[str] = list(section["typed"])
+    for word in words:
+        translated.append(translate_word(word, str(section["path"])))
+        group = read_key(word).partition(".")[0]
+        if group in CONTESTED_GROUPS and group not in typed:
+            typed.append(group)
+    if typed != section["typed"]:
+        translated.append(f"script.typed=[{','.join(typed)}]")
+    return translated
+
+
+def restore_command(words: Sequence[str]) -> list[str]:
+    """Returns the words of a script's run as a command has them: the script first, and its own arguments last.
+
+    It is the inverse of `translate_script`, except for the keys, which are typed ones already. Words of other runs stay
+    as they are.
+    """
+    script: list[str] = []
+    others: list[str] = []
+    arguments: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "script.path":
+            script = read_values(value)
+        elif key == "script.arguments":
+            arguments = [END_OF_WORDS, *read_values(value)]
+        elif key != "script.typed":
+            others.append(word)
+    return [*script, *others, *arguments]
+
+
+def read_values(text: str) -> list[str]:
+    """Returns the value, or the list of values, after `KEY=`. A text that Hydra cannot read, because a secret in it is
+    masked, is one value.
+    """
+    try:
+        value = parse_typed_value(text)
+    except HydraException:
+        value = text
+    values = value if isinstance(value, list) else [value]
+    return [str(each).replace("\\${", "${") for each in values]
 
 
 def split_arguments(words: Sequence[str], place: int) -> tuple[list[str], list[str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import Command
 
@@ -108,3 +110,59 @@ def test_a_signal_ends_the_command_and_ctrl_c_reaches_the_script(command: Comman
     assert process.wait() == code, err
     assert ("caught, loss" in out) == (number == signal.SIGINT)
     assert "KILLED" in out
+
+
+#: Trains a small model, as fast as it can.
+SMALL = """
+import keras
+import numpy as np
+
+UNITS = 4
+
+keras.utils.set_random_seed(1)
+x = np.random.rand(64, 3).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(UNITS), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(x, x[:, 0], epochs=2, validation_split=0.5)
+"""
+
+
+def read_sweep(folder: str) -> tuple[str, str]:
+    """Returns the name of the sweep's run, and all of its tags as text."""
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    (parent,) = [run for run in runs if "scaleflow.swept" in run.data.tags]
+    return str(parent.info.run_name), str(parent.data.tags) + str(parent.data.params)
+
+
+def test_a_sweep_and_a_rerun_have_the_words_that_were_typed(
+    command: Command, isolated: Callable[..., Any], empty_store: Path
+) -> None:
+    (command.folder / "train.py").write_text(SMALL)
+    (command.folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    words = ["train.py", "script.UNITS=3,5", "optimizer.learning_rate=0.1", "fit.batch_size=16", "seed=3"]
+    swept = command("-m", *words, "hydra.sweep.dir=sweep", "tracking.uri=sqlite:///mlflow.db", "--json")
+    assert swept.returncode == 0, swept.stderr
+    jobs = json.loads(swept.stdout.splitlines()[-1])["jobs"]
+    typed = ["train.py", "script.UNITS=3", "optimizer.learning_rate=0.1", "fit.batch_size=16", "seed=3"]
+    assert jobs[0]["overrides"][:5] == typed
+    assert "#1 script.UNITS=5" in swept.stdout
+    assert yaml.safe_load((command.folder / "sweep/0/overrides.yaml").read_text())[:5] == typed
+    name, texts = isolated(read_sweep, str(command.folder))
+    assert name == "sweep of script.UNITS"
+    for text in (swept.stdout, swept.stderr, texts):
+        assert "script.constants" not in text
+        assert "compiled_rate" not in text
+
+    again = command("rerun", "sweep/0", "script.UNITS=4", "optimizer.learning_rate=0.5", "tracking=none", "--json")
+    assert again.returncode == 0, again.stderr
+    (params,) = [event["params"] for event in command.events() if event["event"] == "ready"]
+    assert params["script.UNITS"] == "4"
+    assert float(params["optimizer.learning_rate"]) == 0.5
+    assert params["fit.batch_size"] == "16"
+    assert params["seed"] == "3"
+    refused = command("rerun", "sweep/0", "script.UNIT=4", "tracking=none")
+    assert refused.returncode == 2
+    assert "did you mean script.UNITS?" in refused.stderr

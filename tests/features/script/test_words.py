@@ -8,10 +8,12 @@ import pytest
 
 from scaleflow.commands.table import translate_file_word
 from scaleflow.config.compose import compose_config
+from scaleflow.config.words import show_keys, show_words
 from scaleflow.errors import ConfigError
 from scaleflow.features.script.check import read_fit_arguments
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.task import RunScript
+from scaleflow.features.script.words import translate_rerun
 from scaleflow.launcher.prepare import make_plan, make_spec
 
 
@@ -61,6 +63,47 @@ def test_words_become_those_of_a_run(here: Path, typed: str, translated: str) ->
 def test_other_words_are_refused(here: Path, typed: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         translate_file_word(typed.split())
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "train.py",
+        "train.py script.EPOCHS=[1,2] fit.epochs=2 optimizer.learning_rate=0.1 precision=mixed tracking=none",
+        "train.py seed=3 -- --lr 3 a=b ${x}",
+        "training.epochs=3 +dataset.x=1",
+    ],
+)
+def test_words_are_shown_as_they_were_typed(here: Path, typed: str) -> None:
+    assert show_words(translate_file_word(typed.split())) == typed.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("type '++script.constants.UNITS=[1]'", "type 'script.UNITS=[1]'"),
+        ("script.compiled_rate=-1: expected a number", "optimizer.learning_rate=-1: expected a number"),
+        ("script.fit.epochs, script.fits.x, my.script.fit.x", "fit.epochs, script.fits.x, my.script.fit.x"),
+    ],
+)
+def test_messages_have_the_typed_keys(text: str, shown: str) -> None:
+    assert show_keys(text) == shown
+
+
+CONFIG = {"script": {"path": "train.py", "typed": ["seed"]}}
+
+
+def test_words_of_rerun_are_those_of_the_script() -> None:
+    words = ["script.EPOCHS=4", "optimizer.learning_rate=0.5", "precision=mixed", "tracking=none"]
+    assert translate_rerun(CONFIG, words) == [
+        "++script.constants.EPOCHS=4",
+        "script.compiled_rate=0.5",
+        "precision=mixed",
+        "tracking=none",
+        "script.typed=[seed,precision]",
+    ]
+    with pytest.raises(ConfigError, match=r"model.units=3: train.py decides this itself"):
+        translate_rerun(CONFIG, ["model.units=3"])
 
 
 def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
