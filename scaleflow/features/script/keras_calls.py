@@ -19,6 +19,7 @@ import keras
 
 from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
+from scaleflow.features.script.evaluations import Evaluations
 from scaleflow.features.script.interruptions import ScriptRefused, StopRequests
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
 from scaleflow.interfaces.events import Note
@@ -101,6 +102,7 @@ class KerasCalls:
     Attributes:
         model: the model of the last fit; None before the first.
         inputs: the argument `x` of the last fit.
+        evaluations: the calls of `evaluate`.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class KerasCalls:
         self._stop = stop
         self._fit_arguments = fit_arguments
         self._learning_rate = learning_rate
+        self.evaluations = Evaluations(recorder)
         self._depth = 0  # calls of `fit` that have not returned
         self.model: Any = None
         self.inputs: Any = None
@@ -183,6 +186,7 @@ class KerasCalls:
                 )
             )
         self._recorder.phase += 1
+        self.evaluations.begin_fit(model)
         if self._learning_rate is not None:
             set_learning_rate(model, self._learning_rate)
         self._recorder.log_params(self._list_params(model, values, signature))
@@ -217,8 +221,7 @@ class KerasCalls:
             keeper = EvaluationCallback()
             values["callbacks"] = [*list_callbacks(values.get("callbacks")), keeper]
             result = original(**values)
-            named_results = {f"test/{name}": value for name, value in keeper.result.items()}
-            self._recorder.log_metrics(named_results)
+            self.evaluations.add(model, keeper.result)
             return result
 
         return evaluate

@@ -11,11 +11,12 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.features.script.check import change_constants, read_constants, read_fit_arguments
 from scaleflow.features.script.events import ScriptPrinted
+from scaleflow.features.script.exit_functions import ExitFunctions
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.interruptions import PACKAGE, ScriptRefused, ScriptStopped, StopRequests
 from scaleflow.features.script.keras_calls import KerasCalls
@@ -61,7 +62,7 @@ def run_script(process: WorkerProcess) -> None:
         for magic in program.magics:
             process.emit(Note(f"{program.path.name}: the line {magic} is left out, because it is for IPython"))
         with calls.record(), mlflow.record(), enter_runtime(runtime, plan, program, process.emit):
-            ended = execute(program, options.arguments, process, lines, stop)
+            ended = execute(program, options.arguments, process, lines, stop, calls)
         if ended:
             finish(recorder, calls, process)
     finally:
@@ -69,7 +70,12 @@ def run_script(process: WorkerProcess) -> None:
 
 
 def execute(
-    program: Program, arguments: Sequence[str], process: WorkerProcess, lines: PrintedLines, stop: StopRequests
+    program: Program,
+    arguments: Sequence[str],
+    process: WorkerProcess,
+    lines: PrintedLines,
+    stop: StopRequests,
+    calls: KerasCalls,
 ) -> bool:
     """Executes a script as `__main__`. Returns whether it reached its end; if not, the end is reported.
 
@@ -83,15 +89,15 @@ def execute(
     os.register_at_fork(after_in_child=reset_signals)
     with as_main(module, program, arguments), print_to(lines):
         try:
-            with stop.catch_interrupts():
-                exec(code, module.__dict__)
-                join_threads()
+            run_to_end(code, module, stop, calls)
         except ScriptStopped:
             end_stopped(process)
             return False
         except SystemExit as leaving:
             if leaving.code in (None, 0):
                 return not ends_after_stop(stop, process)
+            if not isinstance(leaving.code, int):
+                print(leaving.code, file=sys.stderr)  # as Python does
             end_failed(process, f"the script ended with sys.exit({leaving.code!r})", "")
             return False
         except ScriptRefused as refusal:
@@ -102,6 +108,22 @@ def execute(
             end_failed(process, reason, text)
             return False
     return not ends_after_stop(stop, process)
+
+
+def run_to_end(code: CodeType, module: ModuleType, stop: StopRequests, calls: KerasCalls) -> None:
+    """Executes the code of a script, then waits for its threads and runs what it has registered with `atexit`.
+
+    Raises what the script raises.
+    """
+    exit_functions = ExitFunctions(is_own_file)
+    with exit_functions.collect():
+        try:
+            with stop.catch_interrupts():
+                exec(code, module.__dict__)
+                join_threads()
+        finally:
+            exit_functions.run()
+            calls.evaluations.finish()
 
 
 def ends_after_stop(stop: StopRequests, process: WorkerProcess) -> bool:

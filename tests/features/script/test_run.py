@@ -235,11 +235,86 @@ def test_a_script_that_fails_later_fails_its_run(record: Callable[..., list[Even
     assert "keras_calls.py" not in output
 
 
-@pytest.mark.parametrize(("code", "is_good"), [("0", True), ("", True), ("3", False), ("'no'", False)])
-def test_sys_exit_ends_the_run_with_its_code(record: Callable[..., list[Event]], code: str, is_good: bool) -> None:
-    events = record(f"import sys\nimport mlflow\nmlflow.log_metric('a', 1)\nsys.exit({code})\n")
+@pytest.mark.parametrize(("call", "is_good"), [("sys.exit(0)", True), ("sys.exit()", True), ("exit(3)", False)])
+def test_sys_exit_ends_the_run_with_its_code(record: Callable[..., list[Event]], call: str, is_good: bool) -> None:
+    events = record(f"import sys\nimport mlflow\nmlflow.log_metric('a', 1)\n{call}\n")
     assert read_points(events)["a"] == [(0, 1.0)]
     assert isinstance(events[-1], RunEnded if is_good else FaultReported)
+    if not is_good:
+        assert events[-1].error == "the script ended with sys.exit(3)"
+
+
+#: Registers functions for its end, and then leaves with a text.
+LEAVING = """
+import atexit
+import sys
+import mlflow
+
+def fail():
+    raise ValueError("in the end")
+
+atexit.register(print, "last")
+atexit.register(fail)
+atexit.register(print, "never")
+atexit.register(mlflow.log_metric, key="late", value=2)
+atexit.unregister(print)
+atexit.register(print, "first")
+mlflow.log_metric("a", 1)
+CODE = "no data"
+sys.exit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", ["no data", "null"])
+def test_functions_of_atexit_run_before_the_run_ends(record: Callable[..., list[Event]], code: str) -> None:
+    events = record(LEAVING.replace('"no data"', "None") if code == "null" else LEAVING)
+    output = read_output(events).splitlines()
+    assert output[0] == "first"
+    assert "ValueError: in the end" in output
+    assert "last" not in output, "unregistered"
+    assert read_points(events)["late"] == [(0, 2.0)]
+    if code == "null":
+        assert events_end(events) == "FINISHED"
+    else:
+        assert output[-1] == "no data"
+        assert events[-1].error == "the script ended with sys.exit('no data')"
+
+
+#: Evaluates two models with different metrics, and one of them on two sets of data.
+TWO_MODELS = """
+import keras
+import numpy as np
+
+def make(metric):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[metric])
+    return model
+
+x = np.linspace(0, 1, 96, dtype="float32").reshape(32, 3)
+y = x[:, :1]
+first = make("mae")
+second = make("mape")
+first.fit(x, y)
+first.evaluate(x, y)
+second.fit(x, y)
+second.evaluate(x, y)
+print(second.evaluate(x, 1 + y)[0])
+first.evaluate(x, y)
+"""
+
+
+def test_the_last_evaluation_of_the_last_model_is_the_test(record: Callable[..., list[Event]]) -> None:
+    events = record(TWO_MODELS)
+    points = read_points(events)
+    assert sorted(name for name in points if name.startswith("test/")) == ["test/loss", "test/mape"]
+    ((step, loss),) = points["test/loss"]
+    assert step == 2
+    assert loss == pytest.approx(float(read_output(events)))
+    others = sorted(name for name in points if name.startswith("evaluate_"))
+    assert others == [
+        *("evaluate_1/loss", "evaluate_1/mae", "evaluate_2/loss", "evaluate_2/mape"),
+        *("evaluate_4/loss", "evaluate_4/mae"),
+    ]
 
 
 OWN_STRATEGY = """
