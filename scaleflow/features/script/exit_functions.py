@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +30,9 @@ class ExitFunctions:
         unregister = atexit.unregister
 
         def register_own(function: Any, *arguments: Any, **named: Any) -> Any:
-            if not self._is_own_file(sys._getframe(1).f_code.co_filename):
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame is not None else None
+            if caller is None or not self._is_own_file(caller.f_code.co_filename):
                 return register(function, *arguments, **named)
             self._registered.append((function, partial(function, *arguments, **named)))
             return function
