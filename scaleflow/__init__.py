@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from scaleflow.features.pipelines.command import run_pipeline as run_pipeline
     from scaleflow.features.promotion.promote import PromotionResult as PromotionResult
     from scaleflow.features.promotion.promote import promote_model as promote_model
+    from scaleflow.features.script.in_process import Record as Record
+    from scaleflow.features.script.in_process import fit as fit
     from scaleflow.features.search.refit import refit_run as refit_run
     from scaleflow.features.search.tune import tune_run as tune_run
     from scaleflow.runs.user_metrics import log_metric as log_metric

@@ -71,7 +71,10 @@ WORKER_MODULES = {
     "scaleflow.features.formats.runtimes.keras_file",
     "scaleflow.features.formats.runtimes.litert",
     "scaleflow.features.predict.compute",
-    *(f"scaleflow.features.script.{name}" for name in ("keras_calls", "recorder", "saved_model", "runtime")),
+    *(
+        f"scaleflow.features.script.{name}"
+        for name in ("keras_calls", "recorder", "saved_model", "runtime", "in_process")
+    ),
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.layers",

@@ -108,7 +108,7 @@ def refuse_compiled(model: Any) -> str:
     parts = [f"the loss {describe_compiled(model.loss)}", f"the optimizer {describe_compiled(model.optimizer)}"]
     return (
         f"run(model=...): the model is compiled with {' and '.join(parts)}, and `run` trains with a loss, metrics and "
-        "an optimizer of its own; `scaleflow train.py` trains a script with what it compiles\n"
+        "an optimizer of its own; scaleflow.fit(model, x, y) and `scaleflow train.py` train with what is compiled\n"
         "to train with those of `run`, leave out model.compile(...) and write words such as objective.loss=mse and "
         "optimizer=adam"
     )

@@ -5,4 +5,7 @@ the task `RunScript` (`task.py`). The worker parses the script and replaces its 
 `__main__` (`run_script.py`) with a strategy and a precision (`runtime.py`). It records what Keras does in its own `fit`
 and `evaluate` (`keras_calls.py`, `recorder.py`), what the script asks of MLflow (`mlflow_calls.py`) and what it prints
 (`printing.py`; in the launcher `output.py`). At the end it saves the model (`saved_model.py`).
+
+In a notebook or another program, `scaleflow.fit` and `scaleflow.Record` (`in_process.py`) record a training of that
+process in a run without a launcher (`local_run.py`).
 """

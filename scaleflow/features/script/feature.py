@@ -18,6 +18,7 @@ class ScriptOptions:
         fit: other arguments of each `fit`, also as text.
         compiled_rate: the learning rate of the compiled optimizer. None: the script's own.
         typed: the config groups that the command sets, such as `precision`.
+        in_process: whether the script has trained and recorded the run itself, with `scaleflow.fit` or `Record`.
     """
 
     path: str | None = None
@@ -26,6 +27,7 @@ class ScriptOptions:
     fit: dict[str, str] = field(default_factory=dict)
     compiled_rate: float | None = field(default=None, metadata={"above": 0.0})
     typed: list[str] = field(default_factory=list)
+    in_process: bool = False
 
 
 def runs_script(plan: Plan) -> bool:
@@ -43,6 +45,10 @@ def list_code(config: Any) -> list[str]:
 FEATURE = Feature(
     name="script",
     about="an unchanged Keras script as a run",
+    public_names={
+        "Record": "scaleflow.features.script.in_process",
+        "fit": "scaleflow.features.script.in_process",
+    },
     file_words={
         ".py": "scaleflow.features.script.words:translate_script",
         ".ipynb": "scaleflow.features.script.words:translate_script",
@@ -72,6 +78,12 @@ FEATURE = Feature(
     events=("scaleflow.features.script.events",),
     launcher="scaleflow.features.script.output:ScriptOutput",
     rules=(
+        Rule(
+            "script.in_process",
+            "a program or notebook trained this run itself, with scaleflow.fit or scaleflow.Record",
+            "run that program again",
+            keys=("script.in_process",),
+        ),
         Rule(
             "script.path!=null & strategy=parameter_server",
             "a script's model.fit cannot train on parameter servers",

@@ -189,22 +189,7 @@ class KerasCalls:
         self.evaluations.begin_fit(model)
         if self._learning_rate is not None:
             set_learning_rate(model, self._learning_rate)
-        self._recorder.log_params(self._list_params(model, values, signature))
-
-    def _list_params(self, model: Any, values: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-        """Returns the params of a fit: its arguments, the loss, the optimizer and its options."""
-        phase = self._recorder.phase
-        prefix = "fit" if phase == 1 else f"fit_{phase}"
-        params: dict[str, Any] = {}
-        for name, parameter in signature.parameters.items():
-            if name == "self" or name in DATA_ARGUMENTS:
-                continue
-            value = values.get(name, parameter.default)
-            if value is not None:
-                params[f"{prefix}.{name}"] = value
-        for name, value in describe_compiled(model).items():
-            params[name if phase == 1 else f"{prefix}.{name}"] = value
-        return params
+        self._recorder.log_params(list_fit_params(model, values, signature, self._recorder.phase))
 
     def _make_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -306,6 +291,23 @@ def set_learning_rate(model: Any, rate: float) -> None:
         raise ScriptRefused(
             f"optimizer.learning_rate={rate:g}: cannot be set: {error}; change the rate in the script instead"
         ) from error
+
+
+def list_fit_params(
+    model: Any, values: Mapping[str, Any], signature: inspect.Signature, phase: int = 1
+) -> dict[str, Any]:
+    """Returns the params of a fit: its arguments, the loss, the optimizer and its options."""
+    prefix = "fit" if phase == 1 else f"fit_{phase}"
+    params: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if name == "self" or name in DATA_ARGUMENTS:
+            continue
+        value = values.get(name, parameter.default)
+        if value is not None:
+            params[f"{prefix}.{name}"] = value
+    for name, value in describe_compiled(model).items():
+        params[name if phase == 1 else f"{prefix}.{name}"] = value
+    return params
 
 
 def describe_compiled(model: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaleflow.compat.keras import find_functional
 from scaleflow.features.script.recorder import ScriptRecorder
 from scaleflow.interfaces.events import ModelExported, Note
 from scaleflow.model.export import SAVED_MODEL, digest_weights, use_first_copies
@@ -58,7 +59,10 @@ def find_input_specs(model: Any, inputs: Any) -> Any:
         return tf.nest.map_structure(lambda each: make_spec(each.shape, each.dtype, None), first)
     leaves = keras.tree.flatten(inputs)
     if not leaves or not all(hasattr(each, "shape") and hasattr(each, "dtype") for each in leaves):
-        return None
+        functional = find_functional(model)
+        if functional is None:
+            return None
+        inputs = functional.input
     return keras.tree.map_structure(lambda each: make_spec(each.shape, each.dtype, None), inputs)
 
 
