@@ -185,6 +185,12 @@ class EpochEnded(Event, event="epoch"):
     values: Mapping[str, float]
 
 
+class StepsPlanned(Event, event="planned"):
+    """The training goes on to `steps` updates in all, because a script trains again."""
+
+    steps: int  # 0: it is unknown
+
+
 class WeightHistograms(Event, event="weights"):
     """The distribution of each weight after `step` updates, for TensorBoard."""
 

@@ -23,6 +23,7 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    StepsPlanned,
     UploadAwaited,
     Waiting,
 )
@@ -171,13 +172,11 @@ class Display:
                 case RunReady():
                     self._end_phase(event.time)
                     self._show_ready(event)
-                case MetricsLogged():
-                    self._show_metrics(event)
+                case StepsPlanned() | MetricsLogged() | EpochEnded():
+                    self._show_training(event)
                 case Note() if event.text not in self._noted:
                     self._noted.add(event.text)
                     self.print_line(f"note: {event.text}", "yellow")
-                case EpochEnded():
-                    self._show_epoch(event)
                 case RunEnded() | RunRefused():
                     if isinstance(event, RunEnded) and event.status == "FINISHED":
                         self._end_phase(event.time)
@@ -308,6 +307,19 @@ class Display:
         if self._breaks_silence:
             self._start_thread()
 
+    def _show_training(self, event: StepsPlanned | MetricsLogged | EpochEnded) -> None:
+        match event:
+            case StepsPlanned():
+                self._extend_training(event.steps)
+            case MetricsLogged():
+                self._show_metrics(event)
+            case EpochEnded():
+                self._show_epoch(event)
+
+    def _extend_training(self, steps: int) -> None:
+        if self._training is not None:
+            self._training.extend(steps)
+
     def _show_metrics(self, event: MetricsLogged) -> None:
         if self._training is not None and "train/loss" in event.values:
             self._training.add(event)
@@ -392,8 +404,14 @@ class BarDisplay(Display):
         assert self._training is not None
         columns = (BarColumn(BAR_WIDTH), MofNCompleteColumn(), RenderableColumn(self._training))
         self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task("", total=event.steps)
+        self._task = self._progress.add_task("", total=event.steps or None)
         self._progress.start()
+
+    def _extend_training(self, steps: int) -> None:
+        super()._extend_training(steps)
+        if self._progress is not None:
+            for task in self._progress.tasks:
+                task.total = steps or None  # `update` would keep the total if there is no other one
 
     def _show_metrics(self, event: MetricsLogged) -> None:
         super()._show_metrics(event)

@@ -18,7 +18,14 @@ BAR_WIDTH = 20
 
 
 class TrainingProgress:
-    """The progress of a training. `began` is in seconds of the monotonic clock."""
+    """The progress of a training.
+
+    Args:
+        steps: the updates of the whole training; 0: unknown.
+
+    Attributes:
+        began: when it began, in seconds of the monotonic clock.
+    """
 
     def __init__(self, steps: int) -> None:
         self.began = time.monotonic()
@@ -27,6 +34,11 @@ class TrainingProgress:
         self._latest_at = self.began
         self._measured_from: tuple[float, int] | None = None
         self._has_validated = False
+
+    def extend(self, steps: int) -> None:
+        """Changes the updates of the whole training. The speed is measured anew, because another fit begins."""
+        self._steps = steps
+        self._measured_from = None
 
     def add(self, event: MetricsLogged) -> None:
         """Notes the metrics of a call of the training loop. The speed is measured since the last compilation."""
@@ -47,6 +59,8 @@ class TrainingProgress:
         """Returns a line with the step, the metrics and the time left, as far as they fit into a width."""
         if self._latest is None:
             return f"still compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
+        if not self._steps:
+            return self._describe_call(f"step {self._latest.step}", width)
         return self._describe_call(f"step {self._latest.step:>{len(str(self._steps))}}/{self._steps}", width)
 
     def _describe_call(self, start: str, width: int | None) -> str:

@@ -25,6 +25,7 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    StepsPlanned,
     Waiting,
 )
 from scaleflow.interfaces.formatting import format_elapsed
@@ -351,6 +352,24 @@ def test_a_long_epoch_shows_its_steps(log: Log, clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
+def test_a_script_that_trains_again_has_more_steps(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.show_event(READY)
+    display.show_event(metrics(100, {"train/loss": 2.0}))
+    display.show_event(StepsPlanned(150))
+    display.show_event(metrics(110, {"train/loss": 0.5}))
+    clock.now += 20
+    display.show_event(metrics(130, {"train/loss": 0.5}))
+    display.break_silence()
+    assert new_lines()[1:] == ["step 130/150  loss 0.5      20 s left"]
+    display.show_event(StepsPlanned(0))
+    display.show_event(metrics(160, {"train/loss": 0.5}))
+    clock.now += 20
+    display.break_silence()
+    assert new_lines() == ["step 160  loss 0.5"]
+
+
+@pytest.mark.usefixtures("no_thread")
 def test_a_worker_that_waits_for_others_says_so(log: Log, clock: Clock) -> None:
     display, new_lines = log
     display.show_event(Waiting(300.0, ["10.0.0.1:2222", "10.0.0.2:2222"]))
@@ -464,6 +483,12 @@ def test_the_bar_counts_steps_beside_the_latest_figures() -> None:
     shown = without_codes(bar(READY, metrics(40, {"train/loss": 0.5}, rate=1234.0)))
     assert "40/100" in shown
     assert "loss 0.5      1,234 examples/s" in shown
+
+
+@pytest.mark.usefixtures("colours")
+@pytest.mark.parametrize(("steps", "shown"), [(150, "110/150"), (0, "110/?")])
+def test_the_bar_counts_the_steps_of_another_fit(steps: int, shown: str) -> None:
+    assert shown in without_codes(bar(READY, StepsPlanned(steps), metrics(110, {"train/loss": 0.5})))
 
 
 @pytest.mark.usefixtures("colours")

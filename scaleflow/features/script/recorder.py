@@ -14,7 +14,7 @@ from scaleflow.config.parse import flatten_config
 from scaleflow.features.script.events import ParamsLogged
 from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.source import Program
-from scaleflow.interfaces.events import Emit, EpochEnded, Event, MetricsLogged, Note, RunReady, TagsSet
+from scaleflow.interfaces.events import Emit, EpochEnded, Event, MetricsLogged, Note, RunReady, StepsPlanned, TagsSet
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import WorkerProcess
 
@@ -62,16 +62,18 @@ class ScriptRecorder:
         return self.process.is_ready
 
     def begin_run(self, epochs: int = 0, steps: int = 0, resolved: Mapping[str, Any] | None = None) -> None:
-        """Begins the run, unless it has begun.
+        """Begins the run, or tells the launcher how long it is with another fit.
 
         Args:
-            epochs, steps: the length of the first fit; 0 if it is unknown.
+            epochs, steps: the length of the fit; 0 if it is unknown, or if there is none.
             resolved: facts about the first fit, for the `resolved.` params.
         """
         if not self.is_own_process:
             return
         if self.is_ready:
             self.log_params({f"resolved.{name}": value for name, value in (resolved or {}).items()})
+            if epochs:
+                self.emit(StepsPlanned(self.step + steps if steps else 0))
             return
         self.resolved = {**self.resolved, **(resolved or {})}
         spec = self.process.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -205,6 +206,10 @@ def keep_seed(plan: Plan, emit: Emit, replaced: contextlib.ExitStack) -> None:
 
     import numpy
 
+    @functools.cache  # one note for all calls
+    def tell() -> None:
+        emit(Note(f"seed={plan.seed} of the command replaces the seeds of the script"))
+
     functions: Sequence[tuple[Any, str]] = (
         (keras.utils, "set_random_seed"),
         (tf.random, "set_seed"),
@@ -212,14 +217,14 @@ def keep_seed(plan: Plan, emit: Emit, replaced: contextlib.ExitStack) -> None:
         (random, "seed"),
     )
     for module, name in functions:
-        replace_attribute(module, name, make_kept_seed(getattr(module, name), plan.seed, emit), replaced)
+        replace_attribute(module, name, make_kept_seed(getattr(module, name), plan.seed, tell), replaced)
 
 
-def make_kept_seed(original: Callable[..., Any], seed: int, emit: Emit) -> Callable[..., Any]:
-    """Returns a function that sets the command's seed in place of the one that it gets."""
+def make_kept_seed(original: Callable[..., Any], seed: int, tell: Callable[[], None]) -> Callable[..., Any]:
+    """Returns a function that sets the command's seed in place of the one that it gets. It calls `tell` first."""
 
     def set_seed(*arguments: Any, **named: Any) -> Any:
-        emit(Note(f"seed={seed} of the command replaces the seeds of the script"))
+        tell()
         return original(seed)
 
     return set_seed

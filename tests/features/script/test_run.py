@@ -20,6 +20,7 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    StepsPlanned,
     TagsSet,
 )
 from tests.features.script.runs import join_histories, read_points, record_script, run_plainly
@@ -124,6 +125,7 @@ def test_it_trains_with_the_bits_of_plain_python_and_records_its_history(
     assert "arguments ['--lr', '3']" in read_output(events)
     assert "━" not in read_output(events), "Keras's progress bar"
     assert [(event.epoch, event.epochs) for event in find(events, EpochEnded)] == [(1, 2), (2, 2), (1, 1)]
+    assert (find(events, RunReady)[0].steps, find(events, StepsPlanned)[0].steps) == (6, 9), "for the progress"
     expected = {
         "script.EPOCHS": "2",
         "script.arguments": "--lr 3",
@@ -358,9 +360,12 @@ def test_a_typed_precision_and_a_typed_seed_win_over_the_script(record: Callable
     assert "precision=mixed_bfloat16: the script sets its own dtype policy in line 2" in refused.message
     assert events_end(record(PRECISION)) == "FINISHED"
     seeds = "import keras\nkeras.utils.set_random_seed(7)\nimport random\nprint('drawn', random.random())\n"
-    outputs = [read_output(record(seeds, *words)) for words in ([], ["seed=1"], ["seed=1"], ["seed=2"])]
+    runs = [record(seeds, *words) for words in ([], ["seed=1"], ["seed=1"], ["seed=2"])]
+    outputs = [read_output(events) for events in runs]
     assert outputs[1] == outputs[2]
     assert len(set(outputs)) == 3
+    notes = [event.text for event in find(runs[1], Note)]
+    assert notes.count("seed=1 of the command replaces the seeds of the script") == 1
 
 
 ENDLESS = """
