@@ -81,7 +81,8 @@ def find_run(words: CommandWords, needs_run: bool = True, is_repeated: bool = Fa
     if own is not None:
         if not is_repeated:
             raise ConfigError(f"{words.run_id}: {own.reason}")
-        words = replace(words, overrides=import_named(own.rerun_words)(run.config, words.overrides))
+        translate: Callable[..., list[str]] = import_named(own.rerun_words)
+        words = replace(words, overrides=translate(run.config, run.states[0].folder, words.overrides))
     return run, run.complete(words)
 
 

@@ -80,8 +80,8 @@ class OwnRuns:
 
     param: str  # a param that only these runs have
     reason: str  # why such a command cannot work, for messages
-    #: What translates the words of `rerun`: "module:NAME" of a function that takes the config of the run and the words
-    #: after it, and returns overrides of the config. It raises ConfigError if they cannot work.
+    #: What translates the words of `rerun`: "module:NAME" of a function that takes the config of the run, the folder of
+    #: its command ("" if unknown) and the words after it. It returns overrides of the config, or raises ConfigError.
     rerun_words: str
 
 

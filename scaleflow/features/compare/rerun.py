@@ -32,14 +32,20 @@ from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_comm
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import TagsSet
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import make_plan, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
+from scaleflow.runs.code_digest import VERSION, find_code
 from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.event_log import append_event
+from scaleflow.runs.identity import compare_modules
+from scaleflow.runs.provenance.collect import describe_module
+from scaleflow.runs.provenance.record import CodeRecord
 from scaleflow.runs.run import Run
 
 #: Tags of the new run: the id of the tracked run, and whether the results are the same.
@@ -70,9 +76,22 @@ def main(typed: list[str]) -> Outcome:
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
     composed, copy_objects = place_objects(run, words, composed)
     again = prepare_run(composed)
+    if exact is None:
+        note_changed_code(run, again.spec.plan)
     spec = replace(again.spec, tags={TAG: run.model.run_id, **again.spec.tags}, repeats=repeats)
     outcome, target = launch_prepared(replace(again, spec=spec), copy_objects)
     return outcome if exact is None or outcome.code else exact.judge(outcome, target)
+
+
+def note_changed_code(run: Run, plan: Plan) -> None:
+    """Prints which modules of the user differ from those of the tracked run."""
+    before = run.states[0].code
+    code = find_code(plan.config, plan.search)
+    now = CodeRecord(version=VERSION, modules={name: describe_module(file, None) for name, file in code.items()})
+    changes = [str(difference) for difference in compare_modules(before, now) if difference.matters]
+    if before.version and changes:
+        text = f"note: the code is not that of the tracked run: {join_first(changes)}; --exact refuses this"
+        Display(sys.stdout).print_line(to_printable(text))
 
 
 class ExactRerun:

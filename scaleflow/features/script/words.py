@@ -1,6 +1,7 @@
 """Translates the words after `scaleflow train.py` to the words of a run."""
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,23 @@ def translate_script(words: Sequence[str], place: int) -> list[str]:
     return translated
 
 
-def translate_rerun(config: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+def translate_rerun(config: Mapping[str, Any], folder: str, words: Sequence[str]) -> list[str]:
     """Returns the words of `scaleflow rerun` as overrides of the config of a script's run.
 
-    Raises ConfigError if a word sets something that the script itself decides.
+    Args:
+        folder: the folder of the run's own command; "" if it is unknown.
+
+    Raises:
+        ConfigError: if the script is not here, or if a word sets something that the script itself decides.
     """
     section = config["script"]
+    if section.get("in_process"):
+        return list(words)  # a rule refuses to repeat such a run
+    if not Path(section["path"]).is_file():
+        place = f"cd {shlex.quote(folder)}" if folder else "cd to the folder of the run's own command"
+        raise ConfigError(
+            f"{section['path']}: there is no such file, and the run began with it; type {place}, and rerun it there"
+        )
     translated: list[str] = []
     typed: list[str] = list(section["typed"])
     for word in words:

@@ -156,9 +156,11 @@ def test_a_sweep_and_a_rerun_have_the_words_that_were_typed(
         assert "script.constants" not in text
         assert "compiled_rate" not in text
 
+    (command.folder / "train.py").write_text(f"{SMALL}\nprint('edited')\n")
     again = command("rerun", "sweep/0", "script.UNITS=4", "optimizer.learning_rate=0.5", "tracking=none", "--json")
     assert again.returncode == 0, again.stderr
     (params,) = [event["params"] for event in command.events() if event["event"] == "ready"]
+    assert "note: the code is not that of the tracked run: train.py changed; --exact refuses this" in again.stdout
     assert params["script.UNITS"] == "4"
     assert float(params["optimizer.learning_rate"]) == 0.5
     assert params["fit.batch_size"] == "16"

@@ -93,9 +93,9 @@ def test_messages_have_the_typed_keys(text: str, shown: str) -> None:
 CONFIG = {"script": {"path": "train.py", "typed": ["seed"]}}
 
 
-def test_words_of_rerun_are_those_of_the_script() -> None:
+def test_words_of_rerun_are_those_of_the_script(here: Path) -> None:
     words = ["script.EPOCHS=4", "optimizer.learning_rate=0.5", "precision=mixed", "tracking=none"]
-    assert translate_rerun(CONFIG, words) == [
+    assert translate_rerun(CONFIG, "", words) == [
         "++script.constants.EPOCHS=4",
         "script.compiled_rate=0.5",
         "precision=mixed",
@@ -103,7 +103,14 @@ def test_words_of_rerun_are_those_of_the_script() -> None:
         "script.typed=[seed,precision]",
     ]
     with pytest.raises(ConfigError, match=r"model.units=3: train.py decides this itself"):
-        translate_rerun(CONFIG, ["model.units=3"])
+        translate_rerun(CONFIG, "", ["model.units=3"])
+
+
+def test_a_rerun_without_its_script_says_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"train.py: there is no such file, .* type cd '/a b', and rerun it there"):
+        translate_rerun(CONFIG, "/a b", [])
+    assert translate_rerun({"script": {"path": None, "in_process": True}}, "", ["seed=3"]) == ["seed=3"]
 
 
 def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
@@ -129,6 +136,7 @@ def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
         ("train.py fit.steps_per_epoch=true", "fit.steps_per_epoch=true: expected a whole number"),
         ("train.py strategy=parameter_server", "a script's model.fit cannot train on parameter servers"),
         ("train.py strategy=multi_worker cluster.workers=2", "does not work with several workers"),
+        ("train.py cluster.max_restarts=2", "a script is not restarted when its process is lost"),
         ("train.py debug.inline=true", "a script needs a process of its own"),
         ("train.py cluster=slurm cluster.workers=1 cluster.submit=print", "a script runs on this machine"),
     ],
