@@ -280,6 +280,15 @@ DIRECTION = "_direction"
 DECIDE = "_set_monitor_op"
 
 
+#: The attribute of a model with the first epoch of the next `fit`, which a callback has set; None: the argument counts.
+INITIAL_EPOCH = "_initial_epoch"
+
+
+def find_global_seeds() -> Any:
+    """Returns the generator for Keras's random operations without a seed; None if none was used in this process."""
+    return global_state.get_global_attribute("global_seed_generator")
+
+
 # Training by Keras on several replicas
 
 

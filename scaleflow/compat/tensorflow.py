@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from tensorflow.python.distribute.values import MirroredVariable
@@ -46,3 +47,9 @@ def find_whole(variable: Any) -> Any:
     container = getattr(variable.handle, "_distributed_container", lambda: None)
     whole = container()
     return variable if whole is None else whole
+
+
+def find_seed_generator() -> random.Random | None:
+    """Returns the generator that seeds operations without a seed of their own; None before a seed is set."""
+    generator: random.Random | None = getattr(context.context(), "_rng", None)
+    return generator

@@ -83,6 +83,7 @@ class OwnRuns:
     #: What translates the words of `rerun`: "module:NAME" of a function that takes the config of the run, the folder of
     #: its command ("" if unknown) and the words after it. It returns overrides of the config, or raises ConfigError.
     rerun_words: str
+    is_resumable: bool = False  # whether the task can continue such a run: `resume` then starts it in the run's folder
 
 
 def is_always_used(plan: Plan) -> bool:

@@ -38,7 +38,14 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.clock import CLOCK
 from scaleflow.interfaces.events import Event
-from scaleflow.interfaces.features import Feature, find_placeholders, import_named, list_features, report_problems
+from scaleflow.interfaces.features import (
+    Feature,
+    find_own_runs,
+    find_placeholders,
+    import_named,
+    list_features,
+    report_problems,
+)
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -159,6 +166,8 @@ def run_job(config: DictConfig, started: float) -> Outcome:
 def describe_longer(spec: RunSpec) -> str:
     """Explains how to train a finished run longer. After early stopping, more epochs would end at once."""
     state = RunState.read(spec.folder)
+    if find_own_runs(state.params) is not None:
+        return f"{name_command('rerun')} {shlex.quote(os.path.relpath(spec.folder))} runs it again"
     training = spec.plan.training
     steps = state.length.get("max_steps", 0)
     if training.early_stopping is not None and state.step < steps:

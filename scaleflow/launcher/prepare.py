@@ -205,14 +205,14 @@ def prepare_resume(typed: ComposedConfig, named: str, started: float) -> Prepare
             f"{name_command(untrained.command)} {state.params[untrained.param]}"
         )
     own = find_own_runs(state.params)
-    if own is not None:
+    if own is not None and not own.is_resumable:
         raise ConfigError(f"resume={named}: {own.reason}")
-    resumed = make_resumed_config(typed, state, files)
+    resumed = make_resumed_config(typed, state, files, has_length=own is None)
     composed = resumed.composed
     is_finished = state.last_status == "FINISHED" and not resumed.is_longer
     had_checkpoints = state.checkpoint is not None and composed.config["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
-    if had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:
+    if own is None and had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:
         raise ConfigError(
             f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
             f"model.init_from={files.path}"

@@ -317,8 +317,13 @@ class ResumedConfig:
     length: Mapping[str, Any]  # the length keys that differ from the run's first command
 
 
-def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFolder) -> ResumedConfig:
+def make_resumed_config(
+    composed: ComposedConfig, state: RunState, files: RunFolder, has_length: bool = True
+) -> ResumedConfig:
     """Returns the saved config of a run with its current length and the typed keys of the resuming command.
+
+    Args:
+        has_length: whether the config decides how long the run trains and on which batches. A script decides it itself.
 
     Raises ConfigError if a typed key may not change.
     """
@@ -344,10 +349,11 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
         section, _, key = placeholder.key.partition(".")
         config[section][key] = saved[section][key]
     check_changes(saved, config, keys, folder=files.path)
-    check_length(config, keys, state)
-    keep_sizes(saved, state.params)
-    keep_sizes(config, state.params)
-    keep_batching(config, state.params)
+    if has_length:
+        check_length(config, keys, state)
+        keep_sizes(saved, state.params)
+        keep_sizes(config, state.params)
+        keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(files.path)
     for key in ("resume_data", "resume_code"):
@@ -363,7 +369,7 @@ def make_resumed_config(composed: ComposedConfig, state: RunState, files: RunFol
         notes=notes,
     )
     length = list_changed_lengths(saved, config, state)
-    return ResumedConfig(resumed, is_longer(saved, config, state), length)
+    return ResumedConfig(resumed, has_length and is_longer(saved, config, state), length)
 
 
 def select_choices(composed: ComposedConfig, state: RunState, typed: Sequence[str]) -> dict[str, str]:

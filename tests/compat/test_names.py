@@ -51,10 +51,12 @@ OWNERS = {
         "_loss_tracker _compile_loss _compile_metrics _distribute_strategy": "compile(MODEL)",
         "_maybe_symbolic_build _symbolic_build": "MODEL",
         "_clip_gradients": "keras.optimizers.Adam()",
+        "_initial_epoch": "MODEL",
         "__internal__": "tf",
     },
     "tensorflow": {
         "_initialized": "import_module('tensorflow.python.eager.context').context()",
+        "_rng": "seeded_context()",
         "_get_function": "tf.Graph()",
         "_primary": "mirrored()",
         "_distributed_container": "mirrored().values[0].handle",
@@ -121,9 +123,19 @@ def find_missing(names: list[tuple[str, str, str]]) -> list[str]:
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
             return tf.Variable(0.0)
 
+    def seeded_context() -> Any:
+        tf.random.set_seed(0)
+        return import_module("tensorflow.python.eager.context").context()
+
     given = keras.Input((1,))
     known = {"keras": keras, "tf": tf, "TENSOR": given, "MODEL": keras.Model(given, keras.layers.Dense(1)(given))}
-    known |= {"build": build, "compile": compile, "mirrored": mirrored, "import_module": import_module}
+    known |= {
+        "build": build,
+        "compile": compile,
+        "mirrored": mirrored,
+        "seeded_context": seeded_context,
+        "import_module": import_module,
+    }
     missing = []
     for owner, name, sentence in names:
         module, _, last = name.rpartition(".")

@@ -73,13 +73,13 @@ FIT_ARGUMENTS: Mapping[str, FitArgument] = {
 
 def check_script(plan: Plan) -> None:
     """Raises ConfigError if the script cannot be read, or if a word names nothing that it has."""
-    if plan.resume is not None:
-        raise ConfigError(
-            f"resume={plan.resume}: a run of a script cannot be resumed yet; `scaleflow rerun` runs it again from the "
-            "beginning"
-        )
     options = plan.of(ScriptOptions)
     assert options.path is not None
+    if plan.resume is not None and not Path(options.path).is_file():
+        raise ConfigError(
+            f"resume={plan.resume}: its script {options.path} is not here; repeat the command in the folder where the "
+            "run began"
+        )
     program = parse_script(Path(options.path))
     change_constants(program, read_constants(plan))
     check_fit_arguments(read_fit_arguments(plan))

@@ -74,6 +74,7 @@ FEATURE = Feature(
             "mlflow.pyfunc.load_model loads its model"
         ),
         rerun_words="scaleflow.features.script.words:translate_rerun",
+        is_resumable=True,
     ),
     events=("scaleflow.features.script.events",),
     launcher="scaleflow.features.script.output:ScriptOutput",

@@ -22,7 +22,6 @@ import tensorflow as tf
 from scaleflow.api import Result
 from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError
-from scaleflow.features.script.interruptions import StopRequests
 from scaleflow.features.script.keras_calls import (
     EpochCallback,
     describe_compiled,
@@ -257,7 +256,7 @@ class RecordedTraining:
         self.run = LocalRun(settings, number, functools.partial(find_code, program))
         self.recorder = LocalRecorder(self.run.process, self.run.emit, program, describe_runtime(model), call=call)
         self.recorder.phase = 1
-        self.callback = EpochCallback(self.recorder, StopRequests(bool), read_sizes(values))
+        self.callback = EpochCallback(self.recorder, read_sizes(values))
 
     def end(self) -> Result | None:
         """Logs the model, and ends the run."""

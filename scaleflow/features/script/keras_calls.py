@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ import keras
 from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
 from scaleflow.features.script.evaluations import Evaluations
+from scaleflow.features.script.fit_progress import FitProgress, StateSaver
 from scaleflow.features.script.interruptions import ScriptRefused, StopRequests
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
 from scaleflow.interfaces.events import Note
@@ -38,16 +39,19 @@ INTERNAL = "_use_cached_eval_dataset"
 
 
 class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Records each epoch of a fit. It has no hook for batches, which would slow down each step."""
+    """Records each epoch of a fit. It has no hook for batches, which would slow down each step.
 
-    def __init__(self, recorder: ScriptRecorder, stop: StopRequests, sizes: Mapping[str, int] | None = None) -> None:
+    Attributes:
+        epochs: the number of epochs that were recorded.
+    """
+
+    def __init__(self, recorder: ScriptRecorder, sizes: Mapping[str, int] | None = None) -> None:
         super().__init__()
         self._sizes = sizes or {}
         self._recorder = recorder
-        self._stop = stop
         self._first_step = 0
         self._first_updates: int | None = None
-        self._epochs = 0
+        self.epochs = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._first_step = self._recorder.step
@@ -57,14 +61,14 @@ class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
             resolved = {**count_weights(self.model), **self._sizes}
         self._recorder.begin_run(int(self.params["epochs"]), self._count_planned_steps(), resolved)
 
-    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._stop.raise_if_asked()  # Keras has left the epoch before its end
-
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._stop.raise_if_asked()  # Keras has left the epoch before its end
-        self._epochs += 1
-        self._recorder.step = self._first_step + self._count_steps()
+        self.epochs += 1
+        self._recorder.step = self.count_all_steps()
         self._recorder.log_epoch(epoch + 1, int(self.params["epochs"]), logs or {})
+
+    def count_all_steps(self) -> int:
+        """Returns the updates by all fits so far."""
+        return self._first_step + self._count_steps()
 
     def _count_planned_steps(self) -> int:
         return int(self.params.get("steps") or 0) * int(self.params["epochs"])
@@ -76,7 +80,41 @@ class EpochCallback(keras.callbacks.Callback):  # type: ignore[misc]
         updates = count_updates(self.model)
         if updates is not None and updates > (self._first_updates or 0):
             return updates - (self._first_updates or 0)
-        return self._epochs * int(self.params.get("steps") or 1)
+        return self.epochs * int(self.params.get("steps") or 1)
+
+
+class ResumableEpochCallback(EpochCallback):
+    """Records each epoch of a fit whose state is saved, and ends the script if the run is asked to stop.
+
+    It must be the last callback of its fit.
+    """
+
+    def __init__(
+        self, recorder: ScriptRecorder, progress: FitProgress, stop: StopRequests, sizes: Mapping[str, int]
+    ) -> None:
+        super().__init__(recorder, sizes)
+        self._progress = progress
+        self._stop = stop
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._progress.begin(self)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._progress.keep_place()
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Ends the script before a validation if the run is asked to stop. The state is that after the last batch."""
+        if self._stop.is_asked() and not self._progress.is_cut:
+            self._progress.save()
+        self._stop.raise_if_asked()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._progress.is_cut:  # Keras has left the epoch before its end
+            self._stop.raise_if_asked()
+        super().on_epoch_end(epoch, logs)
+        self._progress.end_epoch(must_save=self._stop.is_asked())
+        self._stop.raise_if_asked()
 
 
 class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -98,6 +136,7 @@ class KerasCalls:
         stop: the requests to stop the run.
         fit_arguments: arguments of each `fit` that the command sets.
         learning_rate: the learning rate of the compiled optimizer; None: the script's own.
+        saver: saves the state of each fit, and knows what an earlier command has trained.
 
     Attributes:
         model: the model of the last fit; None before the first.
@@ -111,8 +150,11 @@ class KerasCalls:
         stop: StopRequests,
         fit_arguments: Mapping[str, Any],
         learning_rate: float | None,
+        saver: StateSaver,
     ) -> None:
         self._recorder = recorder
+        self._saver = saver
+        self._stop_asked = threading.Event()
         self._environment = EnvironmentCheck(recorder.emit)
         self._stop = stop
         self._fit_arguments = fit_arguments
@@ -160,16 +202,23 @@ class KerasCalls:
             if inspect.isgenerator(values.get("x")) and model.distribute_strategy.num_replicas_in_sync > 1:
                 values["x"] = build_and_restore(model, values["x"])
             self._begin_fit(model, values, signature)
-            callback = EpochCallback(self._recorder, self._stop, read_sizes(values))
-            values["callbacks"] = [*list_callbacks(values.get("callbacks")), callback]
+            callbacks = list_callbacks(values.get("callbacks"))
+            history = find_history(callbacks)
+            data = {name: values.get(name) for name in ("x", "validation_data")}
+            progress = FitProgress(
+                model, data, callbacks, history, self._saver, self._recorder, self._stop_asked.is_set
+            )
+            recording = ResumableEpochCallback(self._recorder, progress, self._stop, read_sizes(values))
+            others = [callback for callback in callbacks if callback is not history]
+            values["callbacks"] = [*others, history, recording]
             self._depth += 1
             try:
-                with self._watch(model):
-                    history = original(**name_self(values))
+                with self._watch(), progress.follow():
+                    returned = original(**name_self(values))
             finally:
                 self._depth -= 1
             self._stop.raise_if_asked()
-            return history
+            return returned
 
         return fit
 
@@ -212,14 +261,14 @@ class KerasCalls:
         return evaluate
 
     @contextlib.contextmanager
-    def _watch(self, model: Any) -> Iterator[None]:
-        """Ends a fit after its current batch if the run is asked to stop."""
+    def _watch(self) -> Iterator[None]:
+        """Looks for a request to stop while a model trains. The fit ends after its current batch."""
         is_over = threading.Event()
 
         def watch() -> None:
             while not is_over.wait(SECONDS_BETWEEN_LOOKS):
                 if self._stop.is_asked():
-                    model.stop_training = True
+                    self._stop_asked.set()
 
         thread = threading.Thread(target=watch, name="stop", daemon=True)
         thread.start()
@@ -280,6 +329,14 @@ def list_callbacks(callbacks: Any) -> list[Any]:
         return []
     flat: list[Any] = keras.tree.flatten(callbacks)
     return flat
+
+
+def find_history(callbacks: Sequence[Any]) -> keras.callbacks.History:
+    """Returns the callback with Keras's history: the script's own one, or a new one."""
+    for callback in reversed(callbacks):
+        if isinstance(callback, keras.callbacks.History):
+            return callback
+    return keras.callbacks.History()
 
 
 def set_learning_rate(model: Any, rate: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from scaleflow.features.script.feature import ScriptOptions
 from scaleflow.features.script.source import Program
 from scaleflow.interfaces.events import Emit, EpochEnded, Event, MetricsLogged, Note, RunReady, StepsPlanned, TagsSet
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.runs import WorkerProcess
+from scaleflow.runs import EventReader, WorkerProcess
 
 #: Sections of the config that apply to a script. Their keys are params.
 SECTIONS = ("strategy", "hardware", "precision", "cluster", "tracking")
@@ -39,6 +39,7 @@ class ScriptRecorder:
         resolved: how the process was set up: `strategy`, `precision`, `hardware`, `replicas`.
         step: the number of updates by all fits so far.
         phase: the number of fits so far.
+        is_silent: whether the script repeats what an earlier command has recorded. Nothing is recorded again.
     """
 
     process: WorkerProcess
@@ -47,9 +48,34 @@ class ScriptRecorder:
     resolved: Mapping[str, Any]
     step: int = 0
     phase: int = 0
+    is_silent: bool = False
     _pid: int = field(default_factory=os.getpid)
     _params: dict[str, str] = field(default_factory=dict)
     _waiting: list[Event] = field(default_factory=list)
+    _points: set[tuple[int, str, str]] = field(default_factory=set)  # what earlier commands have recorded
+
+    def continue_run(self, step: int, is_silent: bool) -> None:
+        """Continues the run of an earlier command, or of an earlier process of this command.
+
+        Args:
+            step: the number of updates at which it continues.
+            is_silent: whether the script repeats what was recorded, until a fit continues.
+        """
+        first: RunReady | None = None
+        for event in EventReader(self.process.spec.events).read():
+            if isinstance(event, RunReady):
+                first = first or event
+                self._params |= event.params
+            elif isinstance(event, ParamsLogged):
+                self._params |= event.values
+            elif isinstance(event, MetricsLogged):
+                self._points.update(list_points(event))
+        if first is None:  # the earlier process ended before the script trained
+            return
+        self.is_silent = is_silent
+        self.process.report_ready(
+            replace(first, params=dict(self._params), began=int(self.process.spec.started * 1000), resumed=step)
+        )
 
     @property
     def is_own_process(self) -> bool:
@@ -98,7 +124,7 @@ class ScriptRecorder:
 
     def send(self, event: Event) -> None:
         """Emits an event now, or when the run begins. A process that the script has forked records nothing."""
-        if not self.is_own_process:
+        if not self.is_own_process or self.is_silent:
             return
         if self.is_ready:
             self.emit(event)
@@ -112,7 +138,7 @@ class ScriptRecorder:
             text = format_param(value)
             if name not in self._params:
                 new[name] = text
-            elif self._params[name] != text:
+            elif self._params[name] not in (text, format_param(mask_secrets(value))):
                 self.send(Note(f"the param {name} keeps its first value, {self._params[name]}; {text} is not recorded"))
         self._params |= new
         if self.is_ready and new:
@@ -123,8 +149,12 @@ class ScriptRecorder:
         numbers: dict[str, float] = {}
         for name, value in values.items():
             numbers |= name_numbers(name, value)
+        event = MetricsLogged(self.step if step is None else step, numbers)
+        known = self._points.intersection(list_points(event))
+        for _, name, _ in known:
+            del numbers[name]
         if numbers:
-            self.send(MetricsLogged(self.step if step is None else step, numbers))
+            self.send(event)
 
     def log_epoch(self, epoch: int, epochs: int, logs: Mapping[str, Any]) -> None:
         """Records the end of an epoch: `logs` are the values of Keras's history.
@@ -177,6 +207,11 @@ class ScriptRecorder:
                 key = f"script.constants.{name}"
             values[key] = constant.value
         return {name: format_param(mask_secrets(value)) for name, value in values.items()}
+
+
+def list_points(event: MetricsLogged) -> list[tuple[int, str, str]]:
+    """Returns (step, metric, value as text) of the values in an event."""
+    return [(event.step, name, repr(value)) for name, value in event.values.items()]
 
 
 def format_param(value: Any) -> str:

@@ -18,6 +18,7 @@ from scaleflow.features.script.check import change_constants, read_constants, re
 from scaleflow.features.script.events import ScriptPrinted
 from scaleflow.features.script.exit_functions import ExitFunctions
 from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.fit_progress import StateSaver
 from scaleflow.features.script.interruptions import PACKAGE, ScriptRefused, ScriptStopped, StopRequests
 from scaleflow.features.script.keras_calls import KerasCalls
 from scaleflow.features.script.mlflow_calls import MlflowCalls
@@ -57,22 +58,33 @@ def run_script(process: WorkerProcess) -> None:
         runtime = set_up_runtime(plan, program, process.emit)
         recorder = ScriptRecorder(process, process.emit, program, runtime.to_values())
         stop = StopRequests(process.should_stop)
-        calls = KerasCalls(recorder, stop, read_fit_arguments(plan), options.compiled_rate)
+        saver = make_saver(process)
+        if process.spec.is_resumed:
+            recorder.continue_run(saver.find_last_step(), is_silent=saver.last_fit > 0)
+        calls = KerasCalls(recorder, stop, read_fit_arguments(plan), options.compiled_rate, saver)
         mlflow = MlflowCalls(recorder)
         for magic in program.magics:
             process.emit(Note(f"{program.path.name}: the line {magic} is left out, because it is for IPython"))
         with calls.record(), mlflow.record(), enter_runtime(runtime, plan, program, process.emit):
-            ended = execute(program, options.arguments, process, lines, stop, calls)
+            ended = execute(program, options.arguments, recorder, lines, stop, calls)
         if ended:
             finish(recorder, calls, process)
+            saver.remove()
     finally:
         lines.close()
+
+
+def make_saver(process: WorkerProcess) -> StateSaver:
+    """Returns what saves the states of the fits, and has the states of earlier commands."""
+    checkpoint = process.spec.plan.checkpoint
+    folder = None if checkpoint.name == "none" else Path(process.spec.checkpoints)
+    return StateSaver(folder, checkpoint.every_seconds, process.spec.is_resumed)
 
 
 def execute(
     program: Program,
     arguments: Sequence[str],
-    process: WorkerProcess,
+    recorder: ScriptRecorder,
     lines: PrintedLines,
     stop: StopRequests,
     calls: KerasCalls,
@@ -81,6 +93,7 @@ def execute(
 
     Raises ConfigError if the script needs what the command does not allow, and ScriptFailed if it raises an exception.
     """
+    process = recorder.process
     module = ModuleType("__main__")
     module.__file__ = str(program.path.absolute())
     module.__dict__["__builtins__"] = builtins
@@ -91,11 +104,11 @@ def execute(
         try:
             run_to_end(code, module, stop, calls)
         except ScriptStopped:
-            end_stopped(process)
+            end_stopped(recorder)
             return False
         except SystemExit as leaving:
             if leaving.code in (None, 0):
-                return not ends_after_stop(stop, process)
+                return not ends_after_stop(stop, recorder)
             if not isinstance(leaving.code, int):
                 print(leaving.code, file=sys.stderr)  # as Python does
             end_failed(process, f"the script ended with sys.exit({leaving.code!r})", "")
@@ -107,7 +120,7 @@ def execute(
             reason = traceback.format_exception_only(error)[-1].strip()
             end_failed(process, reason, text)
             return False
-    return not ends_after_stop(stop, process)
+    return not ends_after_stop(stop, recorder)
 
 
 def run_to_end(code: CodeType, module: ModuleType, stop: StopRequests, calls: KerasCalls) -> None:
@@ -123,13 +136,14 @@ def run_to_end(code: CodeType, module: ModuleType, stop: StopRequests, calls: Ke
                 join_threads()
         finally:
             exit_functions.run()
-            calls.evaluations.finish()
+            if not stop.was_raised:  # a script that is resumed may evaluate its model later
+                calls.evaluations.finish()
 
 
-def ends_after_stop(stop: StopRequests, process: WorkerProcess) -> bool:
+def ends_after_stop(stop: StopRequests, recorder: ScriptRecorder) -> bool:
     """Ends the run as stopped if the script caught the request to stop. Returns whether it did."""
     if stop.was_raised:
-        end_stopped(process)
+        end_stopped(recorder)
     return stop.was_raised
 
 
@@ -206,15 +220,19 @@ def end_failed(process: WorkerProcess, reason: str, text: str) -> None:
     raise ScriptFailed(str(mask_secrets(reason)))
 
 
-def end_stopped(process: WorkerProcess) -> None:
-    if process.is_ready:
-        process.emit(RunEnded("KILLED", "stopped while the script ran; to train it, run the command again"))
+def end_stopped(recorder: ScriptRecorder) -> None:
+    if recorder.is_ready:
+        recorder.process.emit(RunEnded("KILLED", f"stopped at step {recorder.step}"))
     else:
-        process.emit(RunRefused("stopped before the script trained a model"))
+        recorder.process.emit(RunRefused("stopped before the script trained a model"))
 
 
 def finish(recorder: ScriptRecorder, calls: KerasCalls, process: WorkerProcess) -> None:
     """Ends the run of a script that reached its end: saves its last fitted model."""
+    if recorder.is_silent:
+        raise ScriptFailed(
+            "the script ended before the call of model.fit at which it was stopped; it does not do what it did before"
+        )
     if not recorder.is_ready:
         recorder.begin_run()
     if calls.model is None:

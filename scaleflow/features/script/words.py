@@ -10,9 +10,15 @@ from hydra.errors import HydraException
 
 from scaleflow.config.words import FLAGS_WITH_VALUE, RUN_FLAGS, make_override, parse_typed_value, quote_value
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 
 #: Groups and keys whose words keep their meaning when a script runs.
 SHARED_KEYS = ("strategy", "hardware", "precision", "seed", "tracking", "cluster", "debug", "hydra", "sweep")
+
+#: Words about checkpoints that apply to a script.
+CHECKPOINT_WORDS = ("checkpoint=none", "checkpoint=default")
+CHECKPOINT_KEY = "checkpoint.every_seconds"
+
 
 #: Groups that the script may also set itself. If the command sets them, the script must not.
 CONTESTED_GROUPS = ("strategy", "precision", "seed")
@@ -172,10 +178,8 @@ def translate_word(word: str, script: str) -> str:
     if key == "optimizer.learning_rate":
         return f"script.compiled_rate={value}"
     if group == "resume":
-        raise ConfigError(
-            f"{word}: a run of a script cannot be resumed yet; run the command again, and the script from its beginning"
-        )
-    if group in SHARED_KEYS:
+        raise ConfigError(f"{word}: the run has its script already; leave {script} out: {name_command()} {word}")
+    if group in SHARED_KEYS or word in CHECKPOINT_WORDS or key == CHECKPOINT_KEY:
         return word
     meant = FIT_WORDS.get(key)
     if meant is not None:

@@ -69,7 +69,7 @@ def test_the_store_has_the_run_and_its_model(command: Command, isolated: Callabl
     assert run["params"]["script.file"] == "train.py"
     folder = str(command.run_folder().relative_to(command.folder))
     reading = ("--input", "train.py", "--output", "y.csv")
-    for words in (["evaluate", folder], ["predict", folder, *reading], [f"resume={folder}"], ["refit", folder]):
+    for words in (["evaluate", folder], ["predict", folder, *reading], ["refit", folder]):
         refused = command(*words)
         assert refused.returncode == 2, words
         assert "it is the run of a script, which reads its data itself" in refused.stderr, words

@@ -57,7 +57,7 @@ def test_words_become_those_of_a_run(here: Path, typed: str, translated: str) ->
         ("train.py --lr 3", "--lr: scaleflow has no such flag; the script's own arguments follow --"),
         ("train.py fast", "the script's own arguments follow --"),
         ("train.py script.path=other.py", "NAME is a constant at the top of train.py"),
-        ("train.py resume=outputs", "cannot be resumed yet"),
+        ("train.py resume=outputs", "leave train.py out: python -m scaleflow resume=outputs"),
     ],
 )
 def test_other_words_are_refused(here: Path, typed: str, message: str) -> None:
