@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from scaleflow.features.script.events import ScriptPrinted
@@ -66,11 +67,27 @@ class LineStream(io.TextIOBase):
     """A stream for `sys.stdout` of a script. It writes to the log of the process, and collects whole lines.
 
     Of a line that is written several times with carriage returns, such as a progress bar, only the last text counts.
+
+    Args:
+        log: the log of the process.
+        lines: collects the lines.
+        descriptor: takes bytes, and the text of processes that the script forks.
+        before_line: is called before a line is collected.
     """
 
-    def __init__(self, log: TextIO, lines: PrintedLines) -> None:
+    def __init__(
+        self,
+        log: TextIO,
+        lines: PrintedLines,
+        descriptor: int | None = None,
+        before_line: Callable[[], None] = lambda: None,
+    ) -> None:
         self._log = log
         self._lines = lines
+        self._pid = os.getpid()
+        self._descriptor = log.fileno() if descriptor is None else descriptor
+        self._before_line = before_line
+        self._buffer = os.fdopen(self._descriptor, "wb", buffering=0, closefd=False)
         self._started = ""  # the line that has no end yet
         self._lock = threading.Lock()
 
@@ -80,8 +97,8 @@ class LineStream(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """The bytes of the log. What a script writes there is not shown between the lines of scaleflow."""
-        return self._log.buffer
+        """Takes bytes."""
+        return self._buffer
 
     def reconfigure(self, **options: Any) -> None:
         """Does nothing: the log has the encoding and the buffering that scaleflow gave it."""
@@ -93,15 +110,23 @@ class LineStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        return self._log.fileno()
+        return self._descriptor
 
     def write(self, text: str) -> int:
+        if os.getpid() != self._pid:
+            self._buffer.write(text.encode(errors="replace"))
+            return len(text)
         self._log.write(text)
+        self._before_line()
+        self.collect(text)
+        return len(text)
+
+    def collect(self, text: str) -> None:
+        """Collects text that is in the log already."""
         with self._lock:
             *whole, self._started = (self._started + text).split("\n")
             for line in whole:
                 self._lines.add(line.rstrip("\r").rpartition("\r")[2])
-        return len(text)
 
     def flush(self) -> None:
         self._log.flush()

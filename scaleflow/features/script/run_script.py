@@ -15,6 +15,7 @@ from types import CodeType, ModuleType
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.features.script.check import change_constants, read_constants, read_fit_arguments
+from scaleflow.features.script.descriptor_output import DescriptorOutput
 from scaleflow.features.script.events import ScriptPrinted
 from scaleflow.features.script.exit_functions import ExitFunctions
 from scaleflow.features.script.feature import ScriptOptions
@@ -178,15 +179,15 @@ def as_main(module: ModuleType, program: Program, arguments: Sequence[str]) -> I
 @contextlib.contextmanager
 def print_to(lines: PrintedLines) -> Iterator[None]:
     """Passes what is printed inside the `with` block to the launcher."""
-    output = LineStream(sys.stdout, lines)
-    errors = LineStream(sys.stderr, lines)
+    output = DescriptorOutput(lines)
+    errors = LineStream(sys.stderr, lines, before_line=output.read)
     streams = (sys.stdout, sys.stderr)
-    sys.stdout, sys.stderr = output, errors
+    sys.stdout, sys.stderr = output.stream, errors
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
-        output.end_line()
+        output.close()
         errors.end_line()
         lines.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def enter_runtime(runtime: ScriptRuntime, plan: Plan, program: Program, emit: Em
             replaced.enter_context(train_like_one_replica())
             average_replica_losses(runtime.strategy.num_replicas_in_sync, replaced)
             replaced.enter_context(runtime.strategy.scope())
+        replace_attribute(tf, "print", make_shown_print(tf.print), replaced)
         if "strategy" in typed:
             refuse_strategies(plan, program, replaced)
         if "precision" in typed:
@@ -143,6 +145,19 @@ def enter_runtime(runtime: ScriptRuntime, plan: Plan, program: Program, emit: Em
         if "seed" in typed:
             keep_seed(plan, emit, replaced)
         yield
+
+
+def make_shown_print(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `tf.print` with the standard output in place of the standard error, which goes to the log only."""
+
+    @functools.wraps(original)
+    def print_shown(*inputs: Any, **named: Any) -> Any:
+        if named.get("output_stream", sys.stderr) is sys.stderr:
+            named["output_stream"] = sys.stdout
+        return original(*inputs, **named)
+
+    shown: Callable[..., Any] = tf.autograph.experimental.do_not_convert(print_shown)
+    return shown
 
 
 def refuse_strategies(plan: Plan, program: Program, replaced: contextlib.ExitStack) -> None:

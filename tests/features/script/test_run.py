@@ -556,6 +556,43 @@ def test_processes_and_threads_of_a_script_end_as_in_plain_python(record: Callab
     assert events_end(events) == "FINISHED"
 
 
+#: Prints with other means than `print`.
+OTHER_OUTPUT = """
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import tensorflow as tf
+
+print("first")
+subprocess.run(["echo", "from a program"])
+print("second")
+os.system("printf unended")
+print()
+sys.stdout.buffer.write(b"bytes\\n")
+subprocess.run(["echo", "into stdout"], stdout=sys.stdout)
+child = multiprocessing.get_context("fork").Process(target=print, args=("from a child",), kwargs={"flush": True})
+child.start()
+child.join()
+
+@tf.function
+def show(x):
+    tf.print("from TensorFlow", x)
+
+show(tf.constant(7))
+subprocess.run(["sh", "-c", "yes | head -100000 | tr -d '\\n'"])
+print("last")
+"""
+
+
+def test_output_of_programs_and_children_is_shown_in_order(record: Callable[..., list[Event]]) -> None:
+    lines = read_output(record(OTHER_OUTPUT)).splitlines()
+    assert lines[:4] == ["first", "from a program", "second", "unended"]
+    assert lines[4:8] == ["bytes", "into stdout", "from a child", "from TensorFlow 7"]
+    assert lines[8:] == ["y" * 100_000 + "last"]
+
+
 def test_code_of_a_notebook_can_be_compiled_by_tensorflow(isolated: Callable[..., Any], tmp_path: Path) -> None:
     code = (
         "import tensorflow as tf\n@tf.function\ndef count(n):\n    total = 0\n    for i in tf.range(n):\n"
