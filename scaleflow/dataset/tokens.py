@@ -14,7 +14,7 @@ from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
-from scaleflow.files.cache import Cache, identify_file, name_entry
+from scaleflow.files.cache import Cache, digest_key, identify_file
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 from scaleflow.interfaces.options import Check, Positive, TestFraction, at_least, check_options
 
@@ -120,7 +120,7 @@ class Tokens:
         if known is not None:
             learned = self._tokenizer.extend(json.dumps(known), learned)
         self._tokenizer.restore(learned)
-        self._tokenizer.name += f" {name_entry(learned)}"  # its tokens depend on more than their own files
+        self._tokenizer.name += f" {digest_key(learned)}"  # its tokens depend on more than their own files
 
     def _learn(self) -> str:
         """Learns the tokenizer from the training split. The cache keeps the result for the same files."""
@@ -133,9 +133,9 @@ class Tokens:
 
     def _keep(self, key: str, suffix: str, make: Callable[[], Iterator[bytes]]) -> Path:
         """Returns the file of the cache for a key, with the bytes that `make()` yields."""
-        path = self._cache.place(key, suffix)
+        path = self._cache.locate_file(key, suffix)
         try:
-            self._cache.make(path, make)
+            self._cache.write_once(path, make)
         except OSError as error:
             raise ConfigError(
                 f"dataset.cache_dir={self._cache.folder}: the tokens cannot be kept there ({error.strerror or error}); "

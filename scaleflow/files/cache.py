@@ -21,19 +21,19 @@ from scaleflow.files.object_store import is_store_address
 #: When a file is added, files that were not used for this number of days are deleted.
 KEPT_DAYS = 90
 
-#: Seconds to wait for another process that makes the same file. After that, this process makes it itself.
+#: Seconds to wait for another process that writes the same file. After that, this process writes it itself.
 WAIT_SECONDS = 3600.0
 
 
 class Entry(NamedTuple):
-    """A cached value, and the day on which it was learned (ISO 8601)."""
+    """A cached value, and the day on which it was computed (ISO 8601)."""
 
     day: str
     value: Any
 
 
 class Cache:
-    """A folder of cached files. The first process that needs a file makes it.
+    """A folder of cached files. The first process that needs a file writes it.
 
     The name of a file is a digest of its key, which contains everything that the file's content depends on.
 
@@ -52,23 +52,24 @@ class Cache:
         self.folder = find_cache_folder(cache_dir, name)
         self.problems: list[str] = []
 
-    def place(self, key: str, suffix: str) -> Path:
-        return self.folder / f"{name_entry(key)}{suffix}"
+    def locate_file(self, key: str, suffix: str) -> Path:
+        """Returns the path of the file for a key. The file may not exist yet."""
+        return self.folder / f"{digest_key(key)}{suffix}"
 
-    def make(
-        self, path: Path, write: Callable[[], Iterable[bytes]], is_good: Callable[[Path], bool] | None = None
+    def write_once(
+        self, path: Path, write: Callable[[], Iterable[bytes]], is_complete: Callable[[Path], bool] | None = None
     ) -> None:
-        """Writes a file of `place`, unless it is already good. The file appears under its name when it is complete.
+        """Writes a file of the cache, unless it is already complete. It gets its name when all of it is written.
 
-        If several processes ask for the same file, one of them makes it. Raises OSError if it cannot be written.
+        If several processes ask for the same file, one of them writes it. Raises OSError if it cannot be written.
 
         Args:
-            path: the file.
+            path: the file, from `locate_file`.
             write: yields the content.
-            is_good: returns whether the file need not be made; None: whether it exists.
+            is_complete: returns whether the file need not be written. None: it is complete if it exists.
         """
-        is_good = is_good or mark_used
-        if is_good(path):
+        is_complete = is_complete or mark_used
+        if is_complete(path):
             return
         if str(self.folder).startswith("~"):
             raise OSError("there is no home folder")
@@ -76,7 +77,7 @@ class Cache:
         lock = FileLock(path.with_suffix(".lock"))
         has_waited = False
         try:
-            # If this file system has no locks, each process makes the file.
+            # If this file system has no locks, each process writes the file.
             with contextlib.suppress(OSError, NotImplementedError):
                 try:
                     lock.acquire(timeout=0)
@@ -84,25 +85,25 @@ class Cache:
                     has_waited = True
                     with contextlib.suppress(Timeout):
                         lock.acquire(timeout=WAIT_SECONDS)
-            if is_good(path):  # another process has made it
+            if is_complete(path):  # another process has written it
                 return
             # The other process failed. Without the lock, all waiting processes try now, not one after the other.
             if has_waited:
                 lock.release()
-            write_whole(path, write())
+            write_atomically(path, write())
             self._delete_old(path.name.partition(".")[2])
         finally:
             with contextlib.suppress(OSError):
                 lock.release()
 
-    def load(self, path: Path) -> Entry | None:
-        """Returns the value that `encode_entry` wrote; None if the file is missing, unreadable or damaged."""
+    def read_entry(self, path: Path) -> Entry | None:
+        """Returns the entry that `encode_entry` wrote; None if the file is missing, unreadable or damaged."""
         try:
             head, _, text = path.read_text("utf-8").partition("\n")
-            about = json.loads(head)
-            if about["digest"] != digest_text(text):
+            description = json.loads(head)
+            if description["digest"] != digest_text(text):
                 raise ValueError
-            entry = Entry(str(about["learned"]), json.loads(text))
+            entry = Entry(str(description["learned"]), json.loads(text))
             mark_used(path)
             return entry
         except (FileNotFoundError, NotADirectoryError):
@@ -114,11 +115,12 @@ class Cache:
         return None
 
     def _delete_old(self, suffix: str) -> None:
+        """Deletes files with a suffix, and locks, that no run has used for `KEPT_DAYS`."""
         oldest = time.time() - KEPT_DAYS * 86_400
-        own = re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
+        file_pattern = re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # another process may delete it at the same time
-                if own.fullmatch(path.name) and path.stat().st_mtime < oldest:
+                if file_pattern.fullmatch(path.name) and path.stat().st_mtime < oldest:
                     path.unlink()
 
 
@@ -129,9 +131,14 @@ def mark_used(path: Path) -> bool:
     return path.exists()
 
 
-def encode_entry(text: str, **about: str) -> bytes:
-    """Encodes a value, given as JSON. A first line has its description (`about`), the day, and its digest."""
-    head = {**about, "learned": datetime.date.today().isoformat(), "digest": digest_text(text)}
+def encode_entry(text: str, **description: str) -> bytes:
+    """Encodes an entry: a line of JSON with the description, the day and the digest of `text`, and then `text`.
+
+    Args:
+        text: the value as JSON.
+        description: facts about the value, for people who look at the file.
+    """
+    head = {**description, "learned": datetime.date.today().isoformat(), "digest": digest_text(text)}
     return f"{json.dumps(head)}\n{text}".encode()
 
 
@@ -159,21 +166,21 @@ def identify_file(path: str) -> tuple[str, int, int]:
     return str(Path(path).resolve()), status.st_size, status.st_mtime_ns
 
 
-def name_entry(key: str) -> str:
-    """Returns the name of the file for a key: 32 hexadecimal digits."""
+def digest_key(key: str) -> str:
+    """Returns the digest of a key: 32 hexadecimal digits. It is the name of the key's file."""
     return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+def write_atomically(path: Path, contents: Iterable[bytes]) -> None:
     """Writes a file under a temporary name and renames it, so that no process sees an incomplete file."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    partial_file = path.with_suffix(f".{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            for content in parts:
+        with partial_file.open("wb") as file:
+            for content in contents:
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        partial_file.replace(path)
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)

@@ -111,8 +111,8 @@ class DigestCache:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._cache = Cache(None, "digests")
-        self._path = self._cache.place(folder, SUFFIX)
-        entry = self._cache.load(self._path)
+        self._path = self._cache.locate_file(folder, SUFFIX)
+        entry = self._cache.read_entry(self._path)
         #: The size, the times and the digest of each file, by coverage and path
         self._values: dict[str, Any] = {} if entry is None else entry.value
         self._is_changed = False
@@ -134,7 +134,9 @@ class DigestCache:
         newest = list(self._values.items())[-MAX_FILES:]
         text = json.dumps(dict(newest))
         with contextlib.suppress(OSError):
-            self._cache.make(self._path, lambda: [encode_entry(text, what="digests", of=self._folder)], lambda _: False)
+            self._cache.write_once(
+                self._path, lambda: [encode_entry(text, what="digests", of=self._folder)], lambda _: False
+            )
 
 
 def hash_file(path: str, size: int, covers: str) -> str:

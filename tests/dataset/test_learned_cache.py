@@ -233,8 +233,8 @@ def test_files_that_were_not_used_for_long_are_deleted(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path), "tokens")
 
     def make(key: str, suffix: str = ".uint8") -> Path:
-        path = cache.place(key, suffix)
-        cache.make(path, lambda: [key.encode()])
+        path = cache.locate_file(key, suffix)
+        cache.write_once(path, lambda: [key.encode()])
         return path
 
     old, used, recent, other = make("a"), make("b"), make("c"), make("d", ".learned.jsonl")
@@ -243,7 +243,7 @@ def test_files_that_were_not_used_for_long_are_deleted(tmp_path: Path) -> None:
         os.utime(path, (path.stat().st_mtime - days * 86_400,) * 2)
     mine = write(tmp_path / "words.uint8", "mine")
     os.utime(mine, (0, 0))
-    cache.make(used, lambda: [b"again"])
+    cache.write_once(used, lambda: [b"again"])
     new = make("e")
     assert {each.name for each in tmp_path.iterdir() if each.suffix != ".lock"} == {
         each.name for each in (used, recent, other, mine, new)

@@ -65,14 +65,14 @@ class LearnedCache:
             text = json.dumps(learn())
             yield encode_entry(text, what=what, of=str(self._data_dir))
 
-        def is_good(path: Path) -> bool:
+        def is_complete(path: Path) -> bool:
             nonlocal entry
-            entry = self._cache.load(path)
+            entry = self._cache.read_entry(path)
             return entry is not None
 
-        path = self._cache.place(repr((what, CODE, identity, options)), SUFFIX)
+        path = self._cache.locate_file(repr((what, CODE, identity, options)), SUFFIX)
         try:
-            self._cache.make(path, write, is_good)
+            self._cache.write_once(path, write, is_complete)
         except OSError as error:
             if text is None:
                 text = json.dumps(learn())
