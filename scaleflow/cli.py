@@ -76,16 +76,16 @@ def run_words(words: list[str], began: float) -> Outcome:
         return Outcome()
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(flags)])
     check_flags(flags)
-    given = CommandWords(overrides, parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags))).prepare()
-    words = [*flags, *given.overrides]  # Hydra's parser accepts no flag between two overrides
+    command_words = CommandWords(overrides, parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags))).prepare()
+    words = [*flags, *command_words.overrides]  # Hydra's parser accepts no flag between two overrides
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # for the help page
     task = HydraTask(began, f"scaleflow {__version__}")
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
-        if given.is_sweep:
-            check_overrides(given)  # before Hydra creates a folder for the sweep
-        with raise_hydra_errors(), compose_once(words), find_own_modules(given.config_dirs), task:
+        if command_words.is_sweep:
+            check_overrides(command_words)  # before Hydra creates a folder for the sweep
+        with raise_hydra_errors(), compose_once(words), find_own_modules(command_words.config_dirs), task:
             app()
     except JobFailed:
         return task.outcome if task.outcome.code else Outcome(FAILED)  # the job was in another process
@@ -99,7 +99,7 @@ def run_words(words: list[str], began: float) -> Outcome:
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
-        raise ConfigError(explain_error(error, given)) from error
+        raise ConfigError(explain_error(error, command_words)) from error
     finally:
         end_greeting()
     return task.outcome

@@ -66,20 +66,20 @@ OPTIMIZER_RULES: Sequence[Rule] = (
     Rule("sweep.max_seconds!=null", *NO_TIME, only_if=lambda p: parse_duration(p.sweep.max_seconds) == 0),
     Rule(
         "optimizer.no_decay",
-        "there is no weight decay to leave them out of",
+        "the optimizer has no weight decay, so no variable can be left out of it",
         "set optimizer.weight_decay=0.01, or use optimizer=adamw",
         only_if=lambda p: not has_weight_decay(p),
     ),
     Rule(
         "optimizer._target_",
-        "its model has to be averaged before it is evaluated, which Keras leaves to the user",
+        "ScheduleFreeAdamW needs averaged weights for an evaluation, and Keras leaves the averaging to the user",
         "use optimizer=adamw optimizer.ema=0.99",
         only_if=lambda p: p.optimizer.target.path.endswith(".ScheduleFreeAdamW"),
     ),
     Rule(
         "optimizer.rate_factors",
         "a layer whose learning rate is 0 does not train",
-        "leave it out, and use model.freeze=[PATTERN]",
+        "leave the factor 0 out, and use model.freeze=[PATTERN]",
         only_if=lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
     ),
 )

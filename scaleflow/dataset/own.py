@@ -237,12 +237,12 @@ def refuse_tuple(what: str, part: Any, split: str) -> None:
     """Rejects a tuple or list of several arrays: they have no names. A list of numbers is one array."""
     if not isinstance(part, tuple | list):
         return
-    shapes = [getattr(each, "shape", None) for each in part]
+    shapes = [getattr(array, "shape", None) for array in part]
     is_tuple_of_arrays = isinstance(part, tuple) and any(shape is not None and len(shape) for shape in shapes)
-    if is_tuple_of_arrays or len(set(map(str, shapes))) > 1 or any(isinstance(each, Mapping) for each in part):
+    if is_tuple_of_arrays or len(set(map(str, shapes))) > 1 or any(isinstance(array, Mapping) for array in part):
         raise ConfigError(
             f"dataset: the {what} of an example of {split!r} is a {type(part).__name__} of {len(part)} arrays; give a "
-            "dict with a name for each, such as {'a': ..., 'b': ...}, or one array"
+            "dict with a name for each array, such as {'a': ..., 'b': ...}, or one array"
         )
 
 
@@ -255,21 +255,21 @@ def check_count(split: str, count: int, length: int | None) -> None:
         )
 
 
-def check_first(split: str, found: tuple[Any, ...], specs: tuple[Any, ...]) -> None:
+def check_first(split: str, first_specs: tuple[Any, ...], specs: tuple[Any, ...]) -> None:
     """Rejects a split whose first example is a batch, or has texts as targets.
 
     Args:
         split: its name.
-        found: the specs of the first example.
+        first_specs: the specs of the first example.
         specs: the specs that all examples should have.
     """
-    targets = list(zip(tf.nest.flatten(found[1]), tf.nest.flatten(specs[1]), strict=False))
+    targets = list(zip(tf.nest.flatten(first_specs[1]), tf.nest.flatten(specs[1]), strict=False))
     if any(target.dtype == tf.string != spec.dtype for target, spec in targets):
         raise ConfigError(
             f"dataset: the targets of {split!r} are texts, expected numbers; give the numbers of the classes, from 0, "
             "and their names in Outputs.names"
         )
-    shapes = [spec.shape for spec in tf.nest.flatten(found[:2])]
+    shapes = [spec.shape for spec in tf.nest.flatten(first_specs[:2])]
     leading = {shape[0] if shape.rank else None for shape in shapes}
     is_ambiguous = all(shape.rank == 1 for shape in shapes)  # may be a vector with a one-hot target of the same length
     if len(leading) > 1 or not leading - {1, None} or is_ambiguous:

@@ -288,6 +288,6 @@ def test_several_arrays_without_names_are_refused(isolated: Callable[..., Any]) 
     for name, text in found.items():
         what, kind = "target" if name == "target" else "input", "list" if name == "list" else "tuple"
         assert text == (
-            f"dataset: the {what} of an example of 'train' is a {kind} of 2 arrays; give a dict with a name for each, "
-            "such as {'a': ..., 'b': ...}, or one array"
+            f"dataset: the {what} of an example of 'train' is a {kind} of 2 arrays; give a dict with a name for each "
+            "array, such as {'a': ..., 'b': ...}, or one array"
         )

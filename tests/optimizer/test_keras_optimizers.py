@@ -75,7 +75,10 @@ def test_the_files_have_the_arguments_and_defaults_of_keras(isolated: Callable[.
         ("optimizer=muon optimizer.ns_steps=0", "optimizer.ns_steps=0: expected an integer, at least 1"),
         ("optimizer=muon strategy=parameter_server", "parameter servers hold parts of them; use optimizer=adamw"),
         ("optimizer._target_=keras.optimizers.ScheduleFreeAdamW", "optimizer.ema=0.99"),
-        ("optimizer.no_decay=[bias]", "no weight decay to leave them out of; set optimizer.weight_decay=0.01"),
+        (
+            "optimizer.no_decay=[bias]",
+            "no weight decay, so no variable can be left out of it; set optimizer.weight_decay=0.01",
+        ),
         ("optimizer.schedule=cosine_restarts", "optimizer.schedule=cosine_restarts: the schedule needs the number"),
         ("optimizer.schedule=exponential", "optimizer.final_rate=0.0: the rate falls by the same factor"),
         ("optimizer.warmup_steps=1.5", "optimizer.warmup_steps=1.5: a number of updates is whole"),

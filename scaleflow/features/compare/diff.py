@@ -1,13 +1,14 @@
-"""Says in what two runs differ: config, code, packages, data, machine, and results.
+"""Compares two runs: config, code, packages, data, machine and results.
 
     scaleflow diff RUN_A RUN_B
     scaleflow diff RUN_A RUN_B --on last_week.csv
 
 A run is the id of a run in MLflow, the folder of a run or of a job of a sweep, or a model: models:/NAME/VERSION,
 models:/NAME@ALIAS or models:/m-...
-A difference of a metric is more than noise if 95 % of what repeats of the jobs show, or of resamples of the test
-examples whose predictions both runs kept, is on one side of 0. With --on FILE, the results are those of both models on
-all rows of that file or folder.
+
+A difference of a metric is more than noise if its 95 % interval does not contain 0. The interval comes from the repeats
+of the jobs, or from resamples of the test examples whose predictions both runs kept. With --on FILE, both models are
+evaluated on all rows of that file or folder, and these results are compared.
 
 Exit code: 0 the runs were compared, whether they differ or not; 2 there is no such run.
 """
