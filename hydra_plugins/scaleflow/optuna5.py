@@ -369,11 +369,13 @@ class OptunaSweeper(Sweeper):
             if not math.isfinite(value):
                 return False
             watched = [trials[index] for index in indices]  # one job has several trials if Optuna repeats values
+            numbers = set()
             for trial in watched:
                 trial.report(value, event.step)
+                numbers.add(trial.number)
             if any(trial.should_prune() for trial in watched):
-                pruned.update(trial.number for trial in watched)
-            return any(trial.number in pruned for trial in watched)
+                pruned.update(numbers)
+            return not numbers.isdisjoint(pruned)
 
         self._task.sweep(self._context, self._config).watch = watch
         return pruned
@@ -424,7 +426,10 @@ def match_earlier_values(study: optuna.Study, key: str, values: Any, elsewhere: 
     for any other change, which Optuna does not support.
     """
     distributions = import_optuna().distributions
-    earlier = [trial.distributions[key] for trial in study.get_trials(deepcopy=False) if key in trial.distributions]
+    earlier = []
+    for trial in study.get_trials(deepcopy=False):
+        if key in trial.distributions:
+            earlier.append(trial.distributions[key])
     if not earlier:
         return values
     before = earlier[0]
@@ -514,12 +519,16 @@ def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None
     """Writes a CSV table with a row for each trial of a study, also for other commands' trials."""
     keys: list[str] = []
     for trial in trials:
-        keys += [key for key in trial.params if key not in keys]
+        for key in trial.params:
+            if key not in keys:
+                keys.append(key)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "value", *keys, "sweep"])
         for trial in trials:
-            chosen = [format_choice(trial.params[key]) if key in trial.params else "" for key in keys]
+            chosen = []
+            for key in keys:
+                chosen.append(format_choice(trial.params[key]) if key in trial.params else "")
             value = trial.value if trial.state.name == "COMPLETE" else None
             writer.writerow([trial.number, trial.state.name, value, *chosen, trial.user_attrs.get(SWEEP, "")])
 

@@ -90,7 +90,7 @@ class Chart:
         self.title = title
         self._size = size
         self._left = left
-        self._ends = tuple((low, high if high > low else low + 1) for low, high in (x, y))
+        self._ends = (widen_range(*x), widen_range(*y))
         self._is_log = "x" in log, "y" in log
         self._parts: list[str] = []
         bottom = size[1] - BOTTOM
@@ -129,13 +129,17 @@ class Chart:
 
     def add_line(self, x: Numbers, y: Numbers, kind: str = "line", colour: str = "") -> Chart:
         """Adds a line in the style `line`, `line other` or `rule`. A `colour` replaces the style's colour."""
-        points = " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in zip(x, y, strict=True))
+        points = []
+        for x_value, y_value in zip(x, y, strict=True):
+            points.append(f"{self._x(x_value):.1f},{self._y(y_value):.1f}")
         style = f' style="stroke:{colour}"' if colour else ""
-        self._parts.append(f'<polyline class="{kind}"{style} points="{points}"/>')
+        self._parts.append(f'<polyline class="{kind}"{style} points="{" ".join(points)}"/>')
         return self
 
     def add_points(self, x: Numbers, y: Numbers, colour: str = "var(--mark)") -> Chart:
-        dots = [f"M{self._x(a):.1f} {self._y(b):.1f}h0" for a, b in zip(x, y, strict=True)]
+        dots = []
+        for x_value, y_value in zip(x, y, strict=True):
+            dots.append(f"M{self._x(x_value):.1f} {self._y(y_value):.1f}h0")
         width, opacity = (7, 0.8) if len(dots) <= MAX_LARGE_DOTS else (4, 0.4)
         style = f'style="stroke:{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linecap="round"'
         self._parts.append(f'<path fill="none" {style} d="{"".join(dots)}"/>')
@@ -196,9 +200,10 @@ def draw_rates(
         parts.append(text(left - 8, top + 13, shorten_name(name, letters), anchor="end"))
         parts.append(f'<rect class="rest" x="{left}" y="{top + 3}" width="{shown * scale:.1f}" height="13"/>')
         if not math.isnan(interval[0]):
-            ends = [left + min(max(end, 0.0), limit) * scale for end in interval]
-            parts.append(f'<path class="whisker" d="M{ends[0]:.1f} {top + 9.5}H{ends[1]:.1f}"/>')
-            parts += [f'<path class="whisker" d="M{end:.1f} {top + 6}v7"/>' for end in ends]
+            low, high = (left + min(max(end, 0.0), limit) * scale for end in interval)
+            parts.append(f'<path class="whisker" d="M{low:.1f} {top + 9.5}H{high:.1f}"/>')
+            parts.append(f'<path class="whisker" d="M{low:.1f} {top + 6}v7"/>')
+            parts.append(f'<path class="whisker" d="M{high:.1f} {top + 6}v7"/>')
         parts.append(text(width - 58, top + 13, format_number(value), anchor="start"))
     return wrap_svg(title, width, 2 * TOP + len(names) * step, parts=parts)
 
@@ -290,18 +295,25 @@ def compose_picture(title: str, rows: Iterable[Sequence[str]]) -> str:
     width = 2 * TOP + 8 * len(title)
     top = 26
     for row in rows:
-        sizes = [find_size(svg) for svg in row]
         left = 0
-        for svg, size in zip(row, sizes, strict=True):
+        row_height = 0
+        for svg in row:
+            svg_width, svg_height = find_size(svg)
             parts.append(svg.replace("<svg ", f'<svg x="{left}" y="{top}" ', 1))
-            left += size[0]
-        top += max(height for _, height in sizes)
+            left += svg_width
+            row_height = max(row_height, svg_height)
+        top += row_height
         width = max(width, left)
     return to_file(wrap_svg(title, width, top, parts))
 
 
 def shorten_name(name: str, letters: int = MAX_LETTERS) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "\u2026"
+
+
+def widen_range(low: float, high: float) -> tuple[float, float]:
+    """Returns the ends of an axis: a range without a width gets the width 1."""
+    return (low, high) if high > low else (low, low + 1)
 
 
 def choose_ticks(low: float, high: float) -> list[float]:
@@ -319,8 +331,10 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     for factors in ((1, 2, 5), (1,)):
         ticks = []
         for power in powers:
-            numbers = [factor * 10.0**power for factor in factors]
-            ticks += [number for number in numbers if low <= number <= high]
+            for factor in factors:
+                tick = factor * 10.0**power
+                if low <= tick <= high:
+                    ticks.append(tick)
         if len(ticks) <= MAX_TICKS:
             return ticks
     return ticks[:: math.ceil(len(ticks) / MAX_TICKS)]

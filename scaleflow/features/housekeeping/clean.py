@@ -89,8 +89,12 @@ def main(words: list[str]) -> Outcome:
         problems = offer_deletion(runs, roots, options)
     else:
         print(f"no folder of a run in {', '.join(map(str, options.folders or DEFAULT_FOLDERS))}")
-    folders = [{**asdict(run), "is_deletable": run.is_deletable} for run in runs]
-    freed = sum(run.bytes for run in runs if run.is_deleted)
+    folders = []
+    freed = 0
+    for run in runs:
+        folders.append({**asdict(run), "is_deletable": run.is_deletable})
+        if run.is_deleted:
+            freed += run.bytes
     values = {"folders": folders, "freed": freed, "error": problems[0] if problems else None}
     return Outcome(FAILED if problems else FINISHED, lambda: values)
 
@@ -104,7 +108,7 @@ def offer_deletion(runs: Sequence[FoundRun], roots: Sequence[Path], options: arg
     chosen = [run for run in runs if run.is_deletable]
     chosen.sort(key=lambda run: -len(run.folder.parts))  # jobs before their sweep
     what = "the checkpoints" if options.checkpoints else "the folders"
-    total = format_bytes(sum(run.bytes for run in chosen))
+    total = format_bytes(sum_bytes(chosen))
     if not chosen:
         print("nothing to delete")
         return []
@@ -114,17 +118,24 @@ def offer_deletion(runs: Sequence[FoundRun], roots: Sequence[Path], options: arg
     if not (options.yes or is_confirmed(f"delete {what} of {len(chosen)} runs? [y/N] ")):
         print("nothing is deleted" if sys.stdin.isatty() else "nothing is deleted; add --yes to delete them")
         return []
+    deleted = []
     problems = []
     for run in chosen:
         problem = delete(run, options.checkpoints)
         if problem:
             problems.append(problem)
+        else:
+            deleted.append(run)
     remove_empty_parents(chosen, roots)
-    deleted = [run for run in chosen if run.is_deleted]
-    print(f"deleted {what} of {len(deleted)} runs: {format_bytes(sum(run.bytes for run in deleted))}")
+    print(f"deleted {what} of {len(deleted)} runs: {format_bytes(sum_bytes(deleted))}")
     for problem in problems:
         print(f"left: {problem}", file=sys.stderr)
     return problems
+
+
+def sum_bytes(runs: Sequence[FoundRun]) -> int:
+    """Returns the bytes of all runs."""
+    return sum(run.bytes for run in runs)
 
 
 def parse_age(text: str) -> float:
@@ -146,9 +157,17 @@ def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -
     keep_stores(runs)
     for folder, run in runs.items():
         if RunFolder(folder).ledger.is_file():
-            jobs = [job for inner, job in runs.items() if inner != folder and inner.is_relative_to(folder)]
-            keep_sweep(run, jobs, only_checkpoints)
+            keep_sweep(run, list_runs_inside(folder, runs), only_checkpoints)
     return sorted(runs.values(), key=lambda run: -run.bytes)
+
+
+def list_runs_inside(folder: Path, runs: Mapping[Path, FoundRun]) -> list[FoundRun]:
+    """Returns the runs whose folders are inside another folder, such as the jobs of a sweep."""
+    inner_runs = []
+    for run_folder, run in runs.items():
+        if run_folder != folder and run_folder.is_relative_to(folder):
+            inner_runs.append(run)
+    return inner_runs
 
 
 def keep_stores(runs: Mapping[Path, FoundRun]) -> None:
@@ -177,8 +196,8 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
     """Returns the run in a folder, with the reason if it stays."""
     files = RunFolder(folder)
     state = RunState.read(folder)
-    own, others = list_deletable(files, only_checkpoints)
-    size = sum(measure(path) for path in own)
+    run_files, other_files = list_deletable(files, only_checkpoints)
+    size = sum(measure(path) for path in run_files)
     age = time.time() - state.time / 1000
     run = FoundRun(folder, state.status, "", bytes=size, age=age)
     if files.is_locked:
@@ -187,8 +206,8 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
         run.state = "ended before training began"
     elif state.status != "FINISHED":
         run.state = {"FAILED": "failed", "KILLED": "stopped"}.get(str(state.status), "not ended; see scaleflow sync")
-    elif others:
-        run.state = name_others(others)
+    elif other_files:
+        run.state = name_others(other_files)
     else:
         run.state = store.check(folder)
         if run.is_deletable and age < least_age:
@@ -226,12 +245,16 @@ class StoreCheck:
 
 def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path], list[str]]:
     """Returns the files of a run to delete, and the names of other files, which prevent that."""
-    own, others = files.split_files()
+    run_files, other_files = files.split_files()
     if only_checkpoints:
-        start = f"{files.checkpoints.name}{os.sep}"
-        own = [name for name in own if f"{name}{os.sep}".startswith(start)]
-        others = [name for name in others if f"{name}{os.sep}".startswith(start)]
-    return [files.path / name for name in own], others
+        run_files = list_names_below(files.checkpoints.name, run_files)
+        other_files = list_names_below(files.checkpoints.name, other_files)
+    return [files.path / name for name in run_files], other_files
+
+
+def list_names_below(folder: str, names: Sequence[str]) -> list[str]:
+    """Returns the names that are a folder, or inside it."""
+    return [name for name in names if name == folder or name.startswith(f"{folder}{os.sep}")]
 
 
 def name_others(names: Sequence[str]) -> str:
@@ -256,10 +279,10 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
             other = None if only_checkpoints else find_other_run(run.folder)
             if other is not None:
                 return f"{run.folder}: it holds another run, {other}"
-            own, others = list_deletable(files, only_checkpoints)
-            if others:
-                return f"{run.folder}: {name_others(others)}"
-            for path in own:
+            run_files, other_files = list_deletable(files, only_checkpoints)
+            if other_files:
+                return f"{run.folder}: {name_others(other_files)}"
+            for path in run_files:
                 path.unlink()
         folder = files.checkpoints if only_checkpoints else run.folder
         for base, *_ in os.walk(folder.resolve(), topdown=False):  # if the folder is a link, the link stays

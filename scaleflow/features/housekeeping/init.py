@@ -50,9 +50,11 @@ def make_project(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder}: the folder has files already; name a new one")
-        for path in sorted(path for path in STARTER.rglob("*") if path.suffix in (".txt", ".md", ".yaml")):
-            place = str(path.relative_to(STARTER)).replace(PYTHON, ".py")
-            write(folder / place, path.read_text().replace(NAME, name))
+        for template in sorted(STARTER.rglob("*")):
+            if template.suffix not in (".txt", ".md", ".yaml"):
+                continue
+            file_name = str(template.relative_to(STARTER)).replace(PYTHON, ".py")
+            write(folder / file_name, template.read_text().replace(NAME, name))
         for group in (None, "dataset", "model"):
             write(folder / "schema" / f"{group or 'config'}.json", json.dumps(describe_config(group), indent=1) + "\n")
     except OSError as error:

@@ -57,8 +57,10 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
     """
     groups = list_groups()
     if group is None:
-        keys: dict[str, Any] = {name: describe_section(name, cls) for name, cls in groups.items()}
-        keys |= dict.fromkeys(MORE_KEYS, True)
+        keys: dict[str, Any] = {}
+        for name, cls in groups.items():
+            keys[name] = describe_section(name, cls)
+        keys.update(dict.fromkeys(MORE_KEYS, True))
         schema = describe_object(keys, others=False)
     elif group in groups:
         schema = describe_section(group, groups[group])
@@ -109,9 +111,16 @@ def read_group_comments(group: str) -> dict[str, str]:
 
 def read_comments(text: str) -> dict[str, str]:
     """Returns the comments of the top-level keys of a YAML text, by key."""
-    matches = [COMMENTED.match(line) for line in text.splitlines()]
-    lines = [match for match in matches if match]
-    top_indent = min((line["indent"] for line in lines if line["key"]), default="")
+    lines = []
+    key_indents = []
+    for text_line in text.splitlines():
+        line = COMMENTED.match(text_line)
+        if line is None:
+            continue
+        lines.append(line)
+        if line["key"]:
+            key_indents.append(line["indent"])
+    top_indent = min(key_indents, default="")
     comments: dict[str, str] = {}
     key = ""  # the last top-level key; "" after the key of an inner mapping
     for line in lines:
@@ -172,4 +181,8 @@ def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the limits of a number by their names in a schema."""
-    return {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS}
+    bounds = {}
+    for name, bound in limits.items():
+        if name in LIMITS:
+            bounds[LIMITS[name]] = bound
+    return bounds
