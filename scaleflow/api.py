@@ -474,7 +474,7 @@ def read_sweep(folder: Path, status: Status) -> SweepResult:
     """Reads the result of the sweep in a folder."""
     run = Run(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
-    best = next((job for job in jobs if str(job.number) == run.state.tags.get(BEST)), None)
+    best = next((job for job in jobs if str(job.number) == run.state.annotations.tags.get(BEST)), None)
     return SweepResult(status, run.run_id, folder, jobs=jobs, best=best)
 
 

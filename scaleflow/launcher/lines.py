@@ -49,7 +49,7 @@ def measure_width(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def list_figures(values: Mapping[str, Any], left: str = "") -> list[Column]:
+def list_figures(values: Mapping[str, Any], time_left: str = "") -> list[Column]:
     """Returns the columns `loss 0.312`, `accuracy 0.91`, `val loss 0.35`, `61,000 examples/s` and `9 s left`."""
     columns = []
     for name, rank in METRIC_RANKS.items():
@@ -60,8 +60,8 @@ def list_figures(values: Mapping[str, Any], left: str = "") -> list[Column]:
     rate = values.get("perf/examples_per_second")
     if rate is not None and math.isfinite(rate):
         columns.append(Column(RATE_RANK, RATE_WIDTH, f"{rate:,.0f} examples/s"))
-    if left:
-        columns.append(Column(LEFT_RANK, LEFT_WIDTH, left))
+    if time_left:
+        columns.append(Column(LEFT_RANK, LEFT_WIDTH, time_left))
     return columns
 
 
@@ -117,7 +117,7 @@ def format_row(label: str, value: str, column: int, width: int | None) -> list[s
 
 
 def lay_out_table(
-    cells: Sequence[Sequence[str]], left: Sequence[str], width: int | None, less: Sequence[str] = ()
+    cells: Sequence[Sequence[str]], left_aligned: Sequence[str], width: int | None, less: Sequence[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
     """Returns the lines of a table's head, and the lines of each row.
 
@@ -126,7 +126,7 @@ def lay_out_table(
 
     Args:
         cells: the head and the rows.
-        left: the left-aligned columns.
+        left_aligned: the names of the left-aligned columns.
         width: the terminal's width; None: unlimited.
         less: columns that may be left out, in this order.
     """
@@ -134,7 +134,7 @@ def lay_out_table(
     rows = cells[1:]
     columns = []
     for index, name in enumerate(names):
-        columns.append(TableColumn(name, [row[index] for row in rows], is_left=name in left))
+        columns.append(TableColumn(name, [row[index] for row in rows], is_left=name in left_aligned))
     if is_too_wide(columns, width):
         for column in columns:
             column.break_head()

@@ -115,9 +115,9 @@ def list_results(monitor: RunMonitor) -> list[tuple[str, str]]:
         rows += state.result.list_rows()
     if state.status == "FINISHED" and monitor.hooks is not None:
         rows += monitor.hooks.describe_end()
-    for variant in state.variants.values():
+    for variant in state.model.variants.values():
         rows += variant.list_rows()
-    rows += [("profile", line) for line in state.profiles.values()]
+    rows += [("profile", line) for line in state.annotations.profiles.values()]
     return rows
 
 

@@ -308,7 +308,7 @@ class Run:
     @cached_property
     def weights(self) -> str:
         """The digest of the exported model's weights; empty if unknown."""
-        return self.state.weights if self.is_here else str(self.tracked.data.tags.get(WEIGHTS, ""))
+        return self.state.model.weights if self.is_here else str(self.tracked.data.tags.get(WEIGHTS, ""))
 
     @cached_property
     def splits(self) -> SplitDigests:

@@ -50,32 +50,53 @@ FITTED_ROWS = "baseline/rows"
 
 
 @dataclass
+class Attempt:
+    """What the processes of a run reported since they were last started."""
+
+    is_under_way: bool = False  # whether they have built everything
+    fault: str = ""  # the error that the chief reported
+    waiting: Waiting | None = None  # set while a worker waits
+    #: Seconds that the process may wait for its own or the chief's upload, in addition to all other limits
+    upload_seconds: float = 0.0
+
+
+@dataclass
+class ExportedModel:
+    """The model that a run exported last."""
+
+    step: int | None = None  # the updates before the export; None if the run has exported no model
+    weights: str = ""  # the digest of its weights; empty if unknown
+    #: Its variants, by the kind of their event and their name
+    variants: dict[tuple[str, str], ModelVariant] = field(default_factory=dict)
+
+
+@dataclass
+class Annotations:
+    """What the events of a run add to its record for people."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str = ""  # set by a command that describes its run
+    profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by the window's last step
+
+
+@dataclass
 class RunState:
     """The state of a run after a sequence of events: all events of the run, or those of one command."""
 
     ready: RunReady | None = None  # the first event `ready`; None if there is no run
     is_open: bool = False  # whether the run is ready and has not ended
-    is_under_way: bool = False  # whether the processes of the current attempt have built everything
+    attempt: Attempt = field(default_factory=Attempt)  # the current one
     #: The event that ended or refused the run; None again after the run becomes ready again
     last: RunEnded | RunRefused | None = None
     last_status: Status | None = None  # the status of the last end; it stays if the run becomes ready again
-    fault: str = ""  # the error that the chief reported in the current attempt
     step: int = 0  # the largest step of any metric
     checkpoint: int | None = None  # the step of the newest checkpoint
-    waiting: Waiting | None = None  # set while a worker waits
-    #: Seconds that the process may wait for its own or the chief's upload, in addition to all other limits
-    upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
-    model_step: int | None = None  # the updates of the exported model; None before the export
-    #: The variants of the exported model, by the kind of their event and their name
-    variants: dict[tuple[str, str], ModelVariant] = field(default_factory=dict)
+    model: ExportedModel = field(default_factory=ExportedModel)
     time: int = 0  # of the newest event, in milliseconds since the epoch
-    profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by the window's last step
     result: TaskResult | None = None  # the result of a run that trains no model
-    tags: dict[str, str] = field(default_factory=dict)  # set by the run's events
-    description: str = ""  # set by a command that describes its run
+    annotations: Annotations = field(default_factory=Annotations)
     length: dict[str, int] = field(default_factory=dict)  # the length of the last command, by key of `training`
-    weights: str = ""  # the digest of the exported model's weights; empty if unknown
     epoch_steps: int | None = None  # the updates in the first epoch; None until it ends
     has_points: bool = False  # whether `curves` are kept; they grow with the run
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
@@ -98,20 +119,20 @@ class RunState:
             case RunReady():
                 self.ready = self.ready or event
                 self.length = {"epochs": event.epochs, "max_steps": event.steps}
-                self.tags |= event.tags
+                self.annotations.tags |= event.tags
                 self.is_open = True
-                self.is_under_way = True
+                self.attempt.is_under_way = True
                 self.last = None
-                self.fault = ""
-                self.model_step = None
-                self.variants = {}
+                self.attempt.fault = ""
+                self.model.step = None
+                self.model.variants = {}
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
-                self.fault = ""
+                self.attempt.fault = ""
                 if event.worker is None:
-                    self.is_under_way = False
-                    self.waiting = None
-                    self.upload_seconds = 0.0
+                    self.attempt.is_under_way = False
+                    self.attempt.waiting = None
+                    self.attempt.upload_seconds = 0.0
             case RunEnded():
                 self.last = event
                 self.last_status = event.status
@@ -119,38 +140,38 @@ class RunState:
             case RunRefused():
                 self.last = event
             case TagsSet():
-                self.tags |= event.values
+                self.annotations.tags |= event.values
             case DescriptionSet():
-                self.description = event.text
+                self.annotations.description = event.text
             case ReportMade() if event.line:
-                self.profiles[event.step] = event.line
+                self.annotations.profiles[event.step] = event.line
             case _:
                 self._apply_progress(event)
 
     def _apply_progress(self, event: Event) -> None:
         match event:
             case MetricsLogged():
-                self.upload_seconds = 0.0
+                self.attempt.upload_seconds = 0.0
                 self.step = max(self.step, event.step)
                 self.metrics.update(event.values)
                 self._add_points(event)
             case CheckpointSaved():
                 self.checkpoint = event.step
             case ModelExported():
-                self.model_step = event.step
-                self.weights = event.weights
+                self.model.step = event.step
+                self.model.weights = event.weights
             case EpochEnded():
                 self.epoch_steps = self.epoch_steps or event.step
             case ModelVariant():
-                self.variants[event.event, event.find_name()] = event
+                self.model.variants[event.event, event.find_name()] = event
             case FaultReported():
-                self.fault = event.error
+                self.attempt.fault = event.error
             case TaskResult():
                 self.result = event
             case UploadAwaited():
-                self.upload_seconds = event.seconds
+                self.attempt.upload_seconds = event.seconds
             case Waiting() | PeersMet():
-                self.waiting = event if isinstance(event, Waiting) else None
+                self.attempt.waiting = event if isinstance(event, Waiting) else None
 
     def _add_points(self, event: MetricsLogged) -> None:
         if not self.has_points:
@@ -186,7 +207,7 @@ class RunState:
     @property
     def resumed_length(self) -> dict[str, Any]:
         """The length keys that a resume changed: they differ from `params`."""
-        return parse_length_tags(self.tags)
+        return parse_length_tags(self.annotations.tags)
 
     @property
     def name(self) -> str:
@@ -215,14 +236,14 @@ class RunState:
         If training went on after the step of the exported model, as with `checkpoint.export=best`, these are the values
         at that step. Otherwise, and for `perf/`, they are the last values.
         """
-        if self.model_step is None or self.model_step >= self.step:
+        if self.model.step is None or self.model.step >= self.step:
             return self.metrics
         metrics = dict(self.metrics)
         for name, points in self.curves.items():
             if name.startswith("perf/"):
                 continue
             for step, value in points:
-                if step <= self.model_step:
+                if step <= self.model.step:
                     metrics[name] = value
         return metrics
 

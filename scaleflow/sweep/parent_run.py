@@ -259,7 +259,7 @@ def count_best_steps(job: RepeatedJob | None) -> int:
     """Returns the number of updates of a job's best model: the median over its runs; 0 if unknown."""
     if job is None:
         return 0
-    steps = [run.model_step for _, run in job.without_warm_ups if run.model_step]
+    steps = [run.model.step for _, run in job.without_warm_ups if run.model.step]
     return round(median(steps)) if steps else 0
 
 
@@ -302,7 +302,10 @@ class ParentRun(CommandRun):
         self.open(name, plan.tracking, tags=tags, params=params, config=plain, began=began)
 
     def update(self, report: SweepReport) -> None:
-        """Writes the current report, and records it. The metrics of the best job are at the number of finished jobs."""
+        """Writes the current report, and records it with the metrics of the best job.
+
+        The step of these metrics is the number of finished jobs.
+        """
         values: dict[str, float] = {}
         tags = {**report.tags(), **self._make_best_tags(report)}
         if report.best is not None:

@@ -286,7 +286,7 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
 
 def read_best_job(folder: Path, parent: str) -> BestJob:
     """Reads the best job of the sweep in a folder. Errors name the folder as the user typed it, `parent`."""
-    tags = RunState.read(folder).tags
+    tags = RunState.read(folder).annotations.tags
     check_sweep_tags(parent, tags)
     entry = Ledger.load(RunFolder(folder)).get_entry(int(tags[BEST]))
     run = Run((folder / entry.folder).absolute())

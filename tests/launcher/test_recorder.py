@@ -458,7 +458,7 @@ def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setti
     assert recorder.finish(PATIENCE)
     assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
     assert setting.tracker.steps() == [4, 4, 3]
-    assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
+    assert RunState.read(setting.path.parent).annotations.profiles == {3: "steps 2 to 3: 2 ms"}
     assert setting.known["left"] == {}
 
 
@@ -488,7 +488,7 @@ def test_a_profile_is_tried_again_if_the_store_fails_after_the_end(setting: Sett
     until(lambda: [call[0] for call in setting.tracker.tried].count("artifact") > TRIES_OF_A_FILE)
     setting.tracker.fails = lambda call: None
     assert recorder.finish(PATIENCE)
-    assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
+    assert RunState.read(setting.path.parent).annotations.profiles == {3: "steps 2 to 3: 2 ms"}
 
 
 def test_a_file_that_was_left_is_sent_before_the_end(setting: Setting) -> None:

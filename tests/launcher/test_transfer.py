@@ -172,5 +172,5 @@ def test_an_analysis_that_fails_is_reported_and_awaited_no_more(run: Path, monke
     monkeypatch.setattr("scaleflow.profiler.analyze_window", fail)
     transfer = send(run, Store())
     assert transfer.record.is_complete
-    (line,) = RunState.read(run).profiles.values()
+    (line,) = RunState.read(run).annotations.profiles.values()
     assert line.startswith("no report of the event profile could be made: the summary is damaged")

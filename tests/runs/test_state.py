@@ -37,7 +37,7 @@ def test_without_events_there_is_no_run(tmp_path: Path) -> None:
 
 def test_a_run_is_open_until_it_ends() -> None:
     state = state_after(READY, MetricsLogged(4, {"train/loss": 0.5}, time=7), CheckpointSaved(3, "/x", time=6))
-    assert (state.has_begun, state.is_open, state.is_under_way, state.status) == (True, True, True, None)
+    assert (state.has_begun, state.is_open, state.attempt.is_under_way, state.status) == (True, True, True, None)
     assert (state.step, state.checkpoint, state.time, state.params) == (4, 3, 7, {"model": "mlp"})
     state.apply(RunEnded("FAILED", "OSError: no"))
     assert (state.is_open, state.status, state.error, state.refusal) == (False, "FAILED", "OSError: no", None)
@@ -45,16 +45,16 @@ def test_a_run_is_open_until_it_ends() -> None:
 
 def test_an_upload_is_waited_for_until_it_is_over_or_the_run_restarts() -> None:
     waits = (READY, UploadAwaited(600.0))
-    assert state_after(*waits).upload_seconds == 600.0
-    assert state_after(*waits, Restarted(1, "died")).upload_seconds == 0.0
-    assert state_after(*waits, UploadAwaited(0.0)).upload_seconds == 0.0
-    assert state_after(*waits, RunEnded("FINISHED")).upload_seconds == 600.0  # another worker's upload
+    assert state_after(*waits).attempt.upload_seconds == 600.0
+    assert state_after(*waits, Restarted(1, "died")).attempt.upload_seconds == 0.0
+    assert state_after(*waits, UploadAwaited(0.0)).attempt.upload_seconds == 0.0
+    assert state_after(*waits, RunEnded("FINISHED")).attempt.upload_seconds == 600.0  # another worker's upload
 
 
 def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
     resumed = RunReady("a-run", params={"model": "cnn"}, resumed=3)
     state = state_after(READY, FaultReported("lost"), RunEnded("KILLED", "stopped by SIGTERM"), resumed)
-    assert (state.is_open, state.status, state.last, state.error, state.fault) == (True, None, None, "", "")
+    assert (state.is_open, state.status, state.last, state.error, state.attempt.fault) == (True, None, None, "", "")
     assert (state.last_status, state.checkpoint) == ("KILLED", 3)
     assert state.ready is READY
     state.apply(RunEnded("FINISHED"))
@@ -89,17 +89,27 @@ def test_a_baseline_is_named_like_the_metric_that_it_compares_with() -> None:
 
 def test_a_restart_of_all_processes_waits_until_they_have_built_everything() -> None:
     state = state_after(READY, Waiting(5.0), FaultReported("lost worker 1"), Restarted(1, "lost worker 1"))
-    assert (state.is_open, state.is_under_way, state.waiting, state.fault) == (True, False, None, "")
+    assert (state.is_open, state.attempt.is_under_way, state.attempt.waiting, state.attempt.fault) == (
+        True,
+        False,
+        None,
+        "",
+    )
     state.apply(READY)
-    assert state.is_under_way
+    assert state.attempt.is_under_way
 
 
 def test_a_restart_of_one_worker_leaves_the_others_under_way() -> None:
     waiting = Waiting(5.0, ["host:1"])
     state = state_after(READY, waiting, FaultReported("x"), Restarted(1, "worker 1 was killed", "worker 1"))
-    assert (state.is_open, state.is_under_way, state.waiting, state.fault) == (True, True, waiting, "")
+    assert (state.is_open, state.attempt.is_under_way, state.attempt.waiting, state.attempt.fault) == (
+        True,
+        True,
+        waiting,
+        "",
+    )
     state.apply(PeersMet())
-    assert state.waiting is None
+    assert state.attempt.waiting is None
 
 
 def test_a_refusal_after_the_end_leaves_the_status_of_the_end() -> None:

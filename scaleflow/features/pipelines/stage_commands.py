@@ -68,7 +68,7 @@ class SweepStage(StageCommand):
 
 def read_best_job(folder: Path) -> dict[str, Any]:
     """Returns the outputs of the best job of a sweep; {} if no finished job has the metric."""
-    if BEST not in RunState.read(folder).tags:
+    if BEST not in RunState.read(folder).annotations.tags:
         return {}
     best = find_best_job(str(folder))
     return {

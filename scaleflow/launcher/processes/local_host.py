@@ -103,7 +103,7 @@ class InlineRun:
             return monitor.finish(EndReason(monitor.recorder.reason, is_reported=True))
         with record_system_metrics(self.spec, make_machine_metrics(self.spec, [self])):
             self._train()
-        return monitor.finish(EndReason(monitor.state.fault) if monitor.state.fault else None)
+        return monitor.finish(EndReason(monitor.state.attempt.fault) if monitor.state.attempt.fault else None)
 
     def _train(self) -> None:
         write = EventWriter(self.spec.files.events)
@@ -119,7 +119,7 @@ class InlineRun:
 
         is_done = run_worker(self.spec, emit, self._must_stop)
         if not is_done and monitor.state.has_begun and monitor.state.last is None:
-            write(RunEnded("FAILED", monitor.state.fault))
+            write(RunEnded("FAILED", monitor.state.attempt.fault))
 
     def _must_stop(self) -> bool:
         return self._monitor.stop.is_set() or self._monitor.recorder.refusal is not None

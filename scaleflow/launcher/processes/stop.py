@@ -60,11 +60,11 @@ class PartStop(StopRequest):
 
     def __init__(self, whole: StopRequest) -> None:
         self._whole = whole
-        self._own: int | None = None
+        self._own_signal: int | None = None
 
     @property
     def signal(self) -> int | None:  # type: ignore[override]
-        return self._whole.signal or self._own
+        return self._whole.signal or self._own_signal
 
     @property
     def times(self) -> int:  # type: ignore[override]
@@ -75,7 +75,7 @@ class PartStop(StopRequest):
         return self._whole.limit
 
     def end_part(self) -> None:
-        self._own = signal.SIGTERM
+        self._own_signal = signal.SIGTERM
 
 
 @contextlib.contextmanager

@@ -191,7 +191,7 @@ class Supervisor:
                 deadline = time.monotonic() + GRACE_SECONDS
             if state.last is not None and deadline is None:  # the chief may be waiting for a process that is gone
                 deadline = time.monotonic() + GRACE_SECONDS
-            is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
+            is_late = deadline is not None and time.monotonic() > deadline + state.attempt.upload_seconds
             if deadline is not None and (self._stop.times > 1 or is_late or not state.has_begun):
                 chief.kill()
             reason = self._monitor.find_futile_wait()

@@ -58,9 +58,9 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
 def format_variants(state: RunState) -> list[str]:
     """Returns a table of the model's variants for each kind."""
     tables: list[str] = []
-    for kind in dict.fromkeys(kind for kind, _ in state.variants):
+    for kind in dict.fromkeys(kind for kind, _ in state.model.variants):
         with report_problems(kind, "the table of its variants of the model is left out"):
-            described = [variant.describe() for variant in state.variants.values() if variant.event == kind]
+            described = [variant.describe() for variant in state.model.variants.values() if variant.event == kind]
             measures: list[str] = []
             for _, values in described:
                 measures += [name for name in values if name not in measures]

@@ -156,9 +156,9 @@ class RunMonitor:
             self.recorder.wake()
         if isinstance(event, MetricsLogged | PhaseBegan):
             self._is_in_phase = isinstance(event, PhaseBegan)
-        waiting = self.state.waiting
+        waiting = self.state.attempt.waiting
         self.state.apply(event)
-        if self.state.waiting is not waiting:
+        if self.state.attempt.waiting is not waiting:
             self.waiting_since = self.heard_at
 
     def has_stored(self) -> bool:
@@ -170,7 +170,7 @@ class RunMonitor:
 
         It cannot end itself, because no Python thread runs while TensorFlow waits.
         """
-        waiting = self.state.waiting
+        waiting = self.state.attempt.waiting
         if waiting is None or time.monotonic() < self.waiting_since + waiting.seconds:
             return None
         if waiting.vain:
@@ -189,8 +189,8 @@ class RunMonitor:
         cluster = plan.cluster
         if cluster.stall_seconds is None or self.state.last is not None or self.stop.is_set():
             return None
-        extra = 0.0 if self.state.is_under_way else cluster.start_seconds
-        allowed = cluster.stall_seconds + extra + self.state.upload_seconds
+        extra = 0.0 if self.state.attempt.is_under_way else cluster.start_seconds
+        allowed = cluster.stall_seconds + extra + self.state.attempt.upload_seconds
         if time.monotonic() - max(self.heard_at, began) <= allowed:
             return None
         more = f" + cluster.start_seconds={extra:g}" if extra else ""

@@ -184,6 +184,8 @@ def finalize_run(folder: Path) -> bool:
     """
     state = RunState.read(folder)
     if state.is_open:
-        end = RunEnded("FAILED" if state.fault else "KILLED", state.fault or LAUNCHER_DIED, time=state.time)
+        end = RunEnded(
+            "FAILED" if state.attempt.fault else "KILLED", state.attempt.fault or LAUNCHER_DIED, time=state.time
+        )
         append_event(RunFolder(folder).events, end)
     return state.is_open

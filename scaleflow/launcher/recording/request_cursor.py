@@ -202,4 +202,4 @@ class RequestCursor:
         if end is not None and state.is_open:
             state.apply(end)
         model = self._tracker.model_uri or self._record.known.get("model_uri")
-        self._tracker.describe(state.description or describe_run(files, state, store, model_uri=model))
+        self._tracker.describe(state.annotations.description or describe_run(files, state, store, model_uri=model))
