@@ -257,48 +257,105 @@ def rank_all_classes(
     return {}
 
 
-def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Ranking:
-    """Returns how well scores [n] rank the positives [n] bool before the others.
+@dataclass(frozen=True)
+class RankedRows:
+    """The rows of a ranking, and the sums of weights from the highest score down to each threshold.
 
-    The influence of a row on the area under the ROC curve is its placement (DeLong et al. 1988). Its influence on the
-    average precision is its effect on the precision at its own score and at all lower scores.
+    Attributes:
+        is_positive: [n] bool.
+        threshold_of_row: [n] the index of each row's threshold, which is its score.
+        true: the weights of the positives at or above each threshold.
+        false: the weights of the other rows at or above each threshold.
+        true_steps, false_steps: the weights that each threshold adds.
+        positives, others: the weights of all positives and of all other rows.
+        precision: the share of positives at or above each threshold.
+        effective_counts: the effective numbers of positives and of other rows.
     """
+
+    is_positive: Array
+    threshold_of_row: Array
+    true: Array
+    false: Array
+    true_steps: Array
+    false_steps: Array
+    positives: float
+    others: float
+    precision: Array
+    effective_counts: tuple[float, float]
+
+
+def rank_scores(scores: Array, is_positive: Array, intervals: Intervals) -> Ranking:
+    """Returns how well scores [n] rank the positives [n] bool before the others."""
     thresholds, true, false = accumulate(scores, is_positive, intervals.weights)
-    true_steps = np.diff(true, prepend=0.0)
-    false_steps = np.diff(false, prepend=0.0)
-    positives = float(true[-1]) if len(true) else 0.0
-    others = float(false[-1]) if len(false) else 0.0
-    precision = divide_or(true, true + false)
-    step = np.searchsorted(-thresholds, -scores)  # the index of each row's threshold
-    auc = average = Estimate(math.nan)
     counts = []
     for is_member in (is_positive, ~is_positive):
         counts.append(count_effective(intervals.sum_units(intervals.weights * is_member)))
-    if positives:
-        value = float(precision @ true_steps) / positives
-        share = true_steps / positives * divide_or(np.ones(len(true)), np.square(true + false))
-        false_at_lower = np.cumsum((share * false)[::-1])[::-1][step]
-        true_at_lower = np.cumsum((share * true)[::-1])[::-1][step]
-        added = np.where(is_positive, (precision[step] - value) / positives + false_at_lower, -true_at_lower)
-        average = intervals.area(value, intervals.weights * added, counts[0])
-    if positives and others:
-        value = float((true - true_steps / 2) @ false_steps) / positives / others
-        above = (others - false + false_steps / 2) / others
-        below = (true - true_steps / 2) / positives
-        placements = np.where(is_positive, above[step], below[step])
-        added = (placements - value) / np.where(is_positive, positives, others)
-        auc = intervals.area(value, intervals.weights * added, min(counts))
-        is_rare = is_positive if counts[0] <= counts[1] else ~is_positive
-        if value > 0.5 and min(counts) <= min(MAX_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
-            auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
-        of_positives = find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0])
-        of_others = find_tied_distances(intervals, false_steps / others, below, counts[1])
-        low = math.hypot(of_positives[0], of_others[0])
-        high = math.hypot(of_positives[1], of_others[1])
-        auc = auc._replace(low=min(auc.low, max(0.0, value - low)), high=max(auc.high, min(1.0, value + high)))
-    false_rate = divide_or(false, np.array(others))
-    true_rate = divide_or(true, np.array(positives))
-    return Ranking(auc, average, false_rate, true_rate=true_rate, precision=precision, thresholds=thresholds)
+    ranked = RankedRows(
+        is_positive=is_positive,
+        threshold_of_row=np.searchsorted(-thresholds, -scores),
+        true=true,
+        false=false,
+        true_steps=np.diff(true, prepend=0.0),
+        false_steps=np.diff(false, prepend=0.0),
+        positives=float(true[-1]) if len(true) else 0.0,
+        others=float(false[-1]) if len(false) else 0.0,
+        precision=divide_or(true, true + false),
+        effective_counts=(counts[0], counts[1]),
+    )
+    auc = average_precision = Estimate(math.nan)
+    if ranked.positives:
+        average_precision = estimate_average_precision(ranked, intervals)
+    if ranked.positives and ranked.others:
+        auc = estimate_roc_auc(ranked, intervals)
+    false_rate = divide_or(false, np.array(ranked.others))
+    true_rate = divide_or(true, np.array(ranked.positives))
+    return Ranking(
+        auc, average_precision, false_rate, true_rate=true_rate, precision=ranked.precision, thresholds=thresholds
+    )
+
+
+def estimate_average_precision(ranked: RankedRows, intervals: Intervals) -> Estimate:
+    """Returns the average precision with its interval.
+
+    The influence of a row is its effect on the precision at its own score and at all lower scores.
+    """
+    positives = ranked.positives
+    rows = ranked.threshold_of_row
+    value = float(ranked.precision @ ranked.true_steps) / positives
+    share = ranked.true_steps / positives * divide_or(np.ones(len(ranked.true)), np.square(ranked.true + ranked.false))
+    false_at_lower = np.cumsum((share * ranked.false)[::-1])[::-1][rows]
+    true_at_lower = np.cumsum((share * ranked.true)[::-1])[::-1][rows]
+    influence_of_positives = (ranked.precision[rows] - value) / positives + false_at_lower
+    influence = np.where(ranked.is_positive, influence_of_positives, -true_at_lower)
+    return intervals.area(value, intervals.weights * influence, ranked.effective_counts[0])
+
+
+def estimate_roc_auc(ranked: RankedRows, intervals: Intervals) -> Estimate:
+    """Returns the area under the ROC curve with its interval.
+
+    The influence of a row is its placement: the share of the other class that it is on the right side of (DeLong et al.
+    1988).
+    """
+    positives = ranked.positives
+    others = ranked.others
+    true_steps = ranked.true_steps
+    false_steps = ranked.false_steps
+    counts = ranked.effective_counts
+    value = float((ranked.true - true_steps / 2) @ false_steps) / positives / others
+    above = (others - ranked.false + false_steps / 2) / others
+    below = (ranked.true - true_steps / 2) / positives
+    rows = ranked.threshold_of_row
+    placements = np.where(ranked.is_positive, above[rows], below[rows])
+    influence = (placements - value) / np.where(ranked.is_positive, positives, others)
+    auc = intervals.area(value, intervals.weights * influence, min(counts))
+    is_rare = ranked.is_positive if counts[0] <= counts[1] else ~ranked.is_positive
+    if value > 0.5 and min(counts) <= min(MAX_RARE, RARE_SHARE * max(counts)) and intervals.has_ends:
+        auc = auc._replace(low=min(auc.low, find_low_area(intervals, placements, max(counts), is_rare)))
+    of_positives = find_tied_distances(intervals, (true_steps / positives)[::-1], above[::-1], counts[0])
+    of_others = find_tied_distances(intervals, false_steps / others, below, counts[1])
+    low = math.hypot(of_positives[0], of_others[0])
+    high = math.hypot(of_positives[1], of_others[1])
+    return auc._replace(low=min(auc.low, max(0.0, value - low)), high=max(auc.high, min(1.0, value + high)))
 
 
 def accumulate(scores: Array, is_positive: Array, weights: Array) -> tuple[Array, Array, Array]:

@@ -440,12 +440,17 @@ def read_lists(predictions: Predictions, name: str, output: str) -> Array:
 
 
 def list_confused(counts: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the pairs of classes that are confused most often."""
+    """Returns the pairs of classes that are confused most often, from a confusion matrix `counts` [true, predicted]."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSED_PAIRS]
-    pairs = [divmod(int(at), len(names)) for at in order if wrong.flat[at] > 0]
-    return [{"true": names[a], "predicted": names[b], "examples": float(wrong[a, b])} for a, b in pairs]
+    pairs = []
+    for cell in order:
+        true, predicted = divmod(int(cell), len(names))
+        examples = float(wrong[true, predicted])
+        if examples > 0:
+            pairs.append({"true": names[true], "predicted": names[predicted], "examples": examples})
+    return pairs
 
 
 # Charts --------------------------------------------------------------------------------------
