@@ -194,22 +194,23 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
     from scaleflow import dataset
 
     dataset_options = options or Dataset(Target("dataset", type(source).__name__), limit=limit, validation=None)
-    splits, again = (dataset.prepare_splits(source, dataset_options, 0) for _ in range(2))
+    splits = dataset.prepare_splits(source, dataset_options, 0)
+    splits_again = dataset.prepare_splits(source, dataset_options, 0)
     for name, fingerprint in splits.fingerprints.items():
-        if fingerprint != again.fingerprints[name]:
+        if fingerprint != splits_again.fingerprints[name]:
             raise ConfigError(
                 f"dataset: load({name!r}) returns different examples on each call; seed its random operations"
             )
     feed = functools.partial(dataset.make_feed, transforms=splits.transforms)
-    first: tuple[Any, Any] | None = None
+    first_batch: tuple[Any, Any] | None = None
     for name, examples in splits.by_name().items():
         batching = Batching(min(BATCH, len(examples)), 1, 1)
         batches = feed(examples, batching, tf.distribute.get_strategy()).batches(1, batching.steps(len(examples)))
         for x, y, *_ in batches.as_numpy_iterator():
             refuse_not_finite(name, x, y)
-            first = first or (x, y)
-    assert first is not None
-    return Checked(splits.counts(), splits.inputs, source.outputs, batch=first)
+            first_batch = first_batch or (x, y)
+    assert first_batch is not None
+    return Checked(splits.counts(), splits.inputs, source.outputs, batch=first_batch)
 
 
 def refuse_not_finite(split: str, *batch: Any) -> None:

@@ -75,11 +75,11 @@ class RemoteStore:
             if match and info.type == fs.FileType.File:
                 names.setdefault(int(match[1]), set()).add(match[2])
         states: dict[int, Literal["complete", "incomplete", "damaged"]] = {}
-        for step, found in sorted(names.items()):
-            if MANIFEST in found:
+        for step, object_names in sorted(names.items()):
+            if MANIFEST in object_names:
                 states[step] = "complete"
             else:
-                states[step] = "damaged" if QUARANTINE in found else "incomplete"
+                states[step] = "damaged" if QUARANTINE in object_names else "incomplete"
         return states
 
     def read_manifest(self, step: int) -> bytes | None:
@@ -172,8 +172,8 @@ class RemoteStore:
         """Returns whether a probe is visible here. Raises ConfigError if the store does not answer."""
         from pyarrow import fs
 
-        found = call_store(KEY, self.address, lambda: self._system.get_file_info(f"{self._root}/{name}"))
-        return bool(found.type == fs.FileType.File)
+        info = call_store(KEY, self.address, lambda: self._system.get_file_info(f"{self._root}/{name}"))
+        return bool(info.type == fs.FileType.File)
 
     def remove_probe(self, name: str) -> None:
         self._system.delete_file(f"{self._root}/{name}")

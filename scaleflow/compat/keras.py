@@ -63,13 +63,13 @@ def find_node(tensor: Any) -> tuple[Any, int]:
     return history.operation._inbound_nodes[history.node_index], history.tensor_index
 
 
-def standardize_inputs(model: Any, graph: Any, given: Any) -> list[tf.Tensor]:
+def standardize_inputs(model: Any, graph: Any, model_inputs: Any) -> list[tf.Tensor]:
     """Converts a model's inputs as Keras does before the first layer."""
     if model._convert_input_args:
-        given = keras.tree.map_structure(
-            lambda x: model.dtype_policy.convert_input(x, model.autocast, model.input_dtype), given
+        model_inputs = keras.tree.map_structure(
+            lambda x: model.dtype_policy.convert_input(x, model.autocast, model.input_dtype), model_inputs
         )
-    inputs: list[tf.Tensor] = graph._standardize_inputs(given)
+    inputs: list[tf.Tensor] = graph._standardize_inputs(model_inputs)
     return inputs
 
 
@@ -103,8 +103,10 @@ LORA = (("_kernel", "lora_kernel_a", "lora_kernel_b"), ("_embeddings", "lora_emb
 
 def list_lora_matrices(layer: Any) -> tuple[Any, Any, Any]:
     """Returns a layer's weight matrix and LoRA's two matrices. Keras's public attribute is only their sum."""
-    weights, first, second = (getattr(layer, name) for name in next(each for each in LORA if hasattr(layer, each[1])))
-    return weights, first, second
+    for weights_name, first_name, second_name in LORA:
+        if hasattr(layer, first_name):
+            return getattr(layer, weights_name), getattr(layer, first_name), getattr(layer, second_name)
+    raise ValueError(f"the layer {layer.name} has no matrices of LoRA")
 
 
 def remove_lora(layer: Any) -> None:
@@ -395,7 +397,7 @@ def is_compiled_and_built(model: Any) -> bool:
     """Returns whether a model, its loss, its metrics and its optimizer have all their variables."""
     parts = [model._compile_loss, model._compile_metrics, model.optimizer]
     layers = flatten_layers(model)
-    return all(each.built for each in layers) and all(each.built for each in parts if each is not None)
+    return all(layer.built for layer in layers) and all(part.built for part in parts if part is not None)
 
 
 def read_local_batch(strategy: Any, iterator: Any) -> Any:

@@ -104,10 +104,10 @@ class SegmentationFolder:
         folders = find_split_folders(base)
         unused = Counter[str]()
         division = Division(split or Split("random"), test, split_seed)
-        found = {name: find_pairs(folder, unused) for name, folder in (folders or {"train": base}).items()}
-        keyed = {
-            name: (pairs, read_path_keys(division.rule, base, pairs[:, 0].tolist())) for name, pairs in found.items()
-        }
+        pairs_by_split = {name: find_pairs(folder, unused) for name, folder in (folders or {"train": base}).items()}
+        keyed = {}
+        for name, pairs in pairs_by_split.items():
+            keyed[name] = (pairs, read_path_keys(division.rule, base, pairs[:, 0].tolist()))
         self._pairs = keyed if folders else divide_pairs(*keyed["train"], division)
         self.notes = describe_unused(unused, PICTURE_SUFFIXES)
 
@@ -172,8 +172,8 @@ def look_up(values: tf.Tensor, known: MaskValues) -> tf.Tensor:
     flat = tf.reshape(values, [-1])
     places = tf.minimum(tf.searchsorted(sorted_values, flat), len(order) - 1)
     is_known = tf.equal(tf.gather(sorted_values, places), flat)
-    found = tf.where(is_known, tf.gather(tf.constant(known.classes[order]), places), UNKNOWN)
-    return tf.reshape(found, tf.shape(values))
+    classes = tf.where(is_known, tf.gather(tf.constant(known.classes[order]), places), UNKNOWN)
+    return tf.reshape(classes, tf.shape(values))
 
 
 def name_pair(image: bytes, mask: bytes) -> str:
@@ -194,9 +194,9 @@ def parse_values(values: Any, ignore: Any, count: int) -> MaskValues:
     if ignore is not None and not is_value(ignore):
         raise ConfigError(f"dataset.ignore={ignore}: expected a number from 0 to 255, [red, green, blue] or null")
     whole = [*listed, *([] if ignore is None else [ignore])]
-    channels = 3 if any(isinstance(each, Sequence) for each in whole) else 1
+    channels = 3 if any(isinstance(value, Sequence) for value in whole) else 1
     if channels == 3:
-        whole = [each if isinstance(each, Sequence) else [each] * 3 for each in whole]
+        whole = [value if isinstance(value, Sequence) else [value] * 3 for value in whole]
     keys = np.array(whole, np.int64).reshape(len(whole), channels) @ PLACES[-channels:]
     if len(set(keys)) < len(keys):
         where = "dataset.ignore" if len(set(keys[:count])) == count else "dataset.values"
@@ -207,7 +207,7 @@ def parse_values(values: Any, ignore: Any, count: int) -> MaskValues:
 def is_value(value: Any) -> bool:
     """Returns whether it is a number from 0 to 255, or three of them."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return len(value) == 3 and all(isinstance(each, int) and is_value(each) for each in value)
+        return len(value) == 3 and all(isinstance(part, int) and is_value(part) for part in value)
     return is_integer(value) and 0 <= value <= 255
 
 

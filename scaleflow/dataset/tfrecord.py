@@ -93,8 +93,8 @@ class TFRecord:
                 )
         if weights is not None:
             check_weights_name(weights, [input], target, key="dataset.input")
-            found = self._features[weights]
-            if found.dtype == "string" or math.prod(found.shape) != 1 or features[weights].get("kind") == "padded":
+            feature = self._features[weights]
+            if feature.dtype == "string" or math.prod(feature.shape) != 1 or features[weights].get("kind") == "padded":
                 raise ConfigError(f"dataset.weights={weights}: expected a feature that is one number in each record")
         self._target = target
         self._weights = weights
@@ -194,7 +194,7 @@ class TFRecord:
         parsed = tf.io.parse_single_example(record, {name: self._features[name].stored for name in self._used})
         inputs, target, *weights = (self._features[name].finish(parsed[name]) for name in self._used)
         target = tf.reshape(tf.cast(target, self.outputs.target_dtype), self.outputs.target_shape)
-        return inputs, target, *(tf.reshape(tf.cast(each, tf.float32), ()) for each in weights)
+        return inputs, target, *(tf.reshape(tf.cast(weight, tf.float32), ()) for weight in weights)
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
         """Returns the result of the first pass over files, of this run or of an earlier one."""
@@ -324,16 +324,16 @@ def make_fixed_feature(shape: Shape = (), dtype: Literal["int64", "float32", "st
 
 
 def make_padded_feature(shape: Shape = (), dtype: Literal["int64", "float32"] = "float32") -> Feature:
-    def finish(found: tf.SparseTensor) -> tf.Tensor:
-        values = found.values[: shape[0]]
+    def finish(parsed: tf.SparseTensor) -> tf.Tensor:
+        values = parsed.values[: shape[0]]
         return tf.ensure_shape(tf.pad(values, [[0, shape[0] - tf.size(values)]]), shape)
 
     return Feature(tf.io.VarLenFeature(dtype), finish, tuple(shape), dtype=dtype)
 
 
 def make_raw_feature(shape: Shape = (), dtype: RawType = "uint8") -> Feature:
-    def finish(found: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tf.io.decode_raw(found, dtype), shape)
+    def finish(parsed: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.io.decode_raw(parsed, dtype), shape)
 
     return Feature(tf.io.FixedLenFeature([], tf.string), finish, tuple(shape), dtype=dtype)
 

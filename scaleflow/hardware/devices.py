@@ -86,15 +86,15 @@ def set_threads(options: Hardware) -> None:
 def wants_gpu(options: Hardware) -> bool:
     if options.name == "cpu":
         return False
-    found = bool(tf.config.list_physical_devices("GPU"))
-    if options.name == "gpu" and not found:
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if options.name == "gpu" and not has_gpu:
         raise ConfigError("hardware=gpu: TensorFlow finds no GPU on this machine; use hardware=cpu, or hardware=auto")
-    if not found and options.memory_limit_mb is not None:
+    if not has_gpu and options.memory_limit_mb is not None:
         raise ConfigError(
             f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU, and a CPU cannot have a memory "
             "limit; leave it null"
         )
-    return found
+    return has_gpu
 
 
 def choose_devices(
@@ -176,7 +176,7 @@ def process_peak(kind: str, policy: str, count: int) -> float | None:
     if kind != "GPU":
         return None
     used = tf.config.get_visible_devices("GPU")[:count]
-    details = (tf.config.experimental.get_device_details(gpu) for gpu in used)
-    peaks = [device_peak(each.get("device_name", ""), policy) for each in details]
-    known = [each for each in peaks if each is not None]
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in used]
+    peaks = [device_peak(gpu_details.get("device_name", ""), policy) for gpu_details in details]
+    known = [peak for peak in peaks if peak is not None]
     return sum(known) if known and len(known) == len(peaks) else None

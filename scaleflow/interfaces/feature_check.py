@@ -143,7 +143,7 @@ def check_section(section: Any, group: str) -> None:
 def check_ignored_keys(feature: Any) -> None:
     """Raises ValueError if a feature wants keys of others ignored: then runs that differ would count as the same."""
     group = feature.config_group
-    own = {each.name for each in fields(feature.section)} if feature.section is not None else set()
+    own = {key.name for key in fields(feature.section)} if feature.section is not None else set()
     is_own_group = group not in get_type_hints(Plan)
     for key in feature.ignored_keys:
         section, _, name = key.partition(".")
@@ -183,8 +183,8 @@ def check_option(feature: Any, file: Path, option: str) -> None:
         content = read_option(text)
     except Exception as error:  # the parser raises many types
         raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
-    found = re.search(r"^# @package (\S+)", text, re.MULTILINE)
-    package = found[1] if found else option.rpartition("/")[0]
+    match = re.search(r"^# @package (\S+)", text, re.MULTILINE)
+    package = match[1] if match else option.rpartition("/")[0]
     keys = content
     if package in ("", "_global_"):
         others = [key for key in content if key != feature.config_group]
@@ -193,7 +193,7 @@ def check_option(feature: Any, file: Path, option: str) -> None:
         keys = content.get(feature.config_group) or {}
     elif package not in ("_group_", feature.config_group):
         raise ValueError(f"{where} sets keys of {package}, which is no config group of the feature")
-    own = {each.name for each in fields(feature.section)} if feature.section is not None else set()
+    own = {key.name for key in fields(feature.section)} if feature.section is not None else set()
     for key, value in keys.items():
         if key not in own:
             raise ValueError(f"{where} sets {feature.config_group}.{key}, which is no key of its section")

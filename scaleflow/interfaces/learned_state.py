@@ -134,9 +134,9 @@ class EarlierState:
         """Returns outputs with the fields that belong to the earlier run's model (`ANSWERS`)."""
         before: Mapping[str, Outputs] = name_leaves(self.state.outputs)
 
-        def take(name: str, each: Outputs) -> Outputs:
-            old = before.get(name, each)
-            return replace(each, **{key: getattr(old, key) for key in ANSWERS})
+        def take(name: str, output: Outputs) -> Outputs:
+            old = before.get(name, output)
+            return replace(output, **{key: getattr(old, key) for key in ANSWERS})
 
         taken: OutputStructure = map_named(take, outputs)
         return taken
@@ -182,8 +182,8 @@ def name_class(value: object) -> str:
 def to_plain(value: Any) -> Any:
     """Returns a value after a round trip through JSON. Dataclasses become dicts; other objects become their `repr`."""
 
-    def convert(each: Any) -> Any:
-        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else repr(each)
+    def convert(item: Any) -> Any:
+        return asdict(item) if is_dataclass(item) and not isinstance(item, type) else repr(item)
 
     return json.loads(json.dumps(value, default=convert))
 

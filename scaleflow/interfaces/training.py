@@ -24,8 +24,8 @@ class Workers(Protocol):
     def from_chief(self, make: Callable[[], str]) -> str:
         """Returns on every worker the text that `make` returns on the chief. Only the chief calls `make`."""
 
-    def all(self, found: bool) -> bool:
-        """Returns whether `found` is true on every worker."""
+    def all(self, condition: bool) -> bool:
+        """Returns whether `condition` is true on every worker."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
     network = find_network(model)
     prefix = "" if network is model else f"{network.name}/"
     segments = {}
-    for name, of_layer in find_segments(network, label_inputs(grown)).items():
-        segments[f"{prefix}{name}"] = of_layer
+    for layer_path, input_segments in find_segments(network, label_inputs(grown)).items():
+        segments[f"{prefix}{layer_path}"] = input_segments
     weights = {name: list(map(np.asarray, layer.weights)) for name, layer in list_layers(model)}
     return SavedWeights(origin, weights, segments)
 

@@ -71,13 +71,13 @@ def check_preset_words(target: Target, inputs: InputStructure, reading: Mapping[
         inputs: the inputs of the source, before its preprocessing.
         reading: how the source reads its data.
     """
-    given = {"preset": None, "weights": True, **target.arguments}
+    arguments = {"preset": None, "weights": True, **target.arguments}
     tokenizer = str(reading.get("tokenizer", "")).partition(" ")[0]
     has_texts = any(leaf.dtype == "string" for leaf in name_leaves(inputs).values())
-    is_preset = target.path == f"{__name__}.build" and given["preset"] and given["weights"]
+    is_preset = target.path == f"{__name__}.build" and arguments["preset"] and arguments["weights"]
     if is_preset and (has_texts or tokenizer in ("bytes", "words")):
         raise ConfigError(
-            f"model.preset={given['preset']}: its weights are for the tokens of its own tokenizer, and the dataset "
+            f"model.preset={arguments['preset']}: its weights are for the tokens of its own tokenizer, and the dataset "
             "numbers words or bytes itself; use dataset=tokens dataset.tokenizer=PRESET, or ids of that tokenizer in "
             "dataset=npz, or model.weights=false"
         )

@@ -31,9 +31,11 @@ from scaleflow.interfaces.options import to_list
 
 def make_inputs(inputs: InputStructure) -> Any:
     """Creates a `keras.Input` for each tensor. Inputs in a dict get no names, since the keys name them."""
-    return map_named(
-        lambda name, each: keras.Input(each.shape, dtype=each.dtype, name=None if name else "inputs"), inputs
-    )
+
+    def make_input(name: str, description: Inputs) -> keras.KerasTensor:
+        return keras.Input(description.shape, dtype=description.dtype, name=None if name else "inputs")
+
+    return map_named(make_input, inputs)
 
 
 def entry(inputs: InputStructure) -> tuple[Any, Any]:
@@ -44,13 +46,17 @@ def entry(inputs: InputStructure) -> tuple[Any, Any]:
         `inputs`. Without a scale, both are the same tensor.
     """
     raw = make_inputs(inputs)
-    scaled = map_leaves(lambda each, x: x if each.scale is None else keras.layers.Rescaling(each.scale)(x), inputs, raw)
+
+    def scale(description: Inputs, x: Any) -> Any:
+        return x if description.scale is None else keras.layers.Rescaling(description.scale)(x)
+
+    scaled = map_leaves(scale, inputs, raw)
     return raw, scaled
 
 
 def flatten(x: Any) -> keras.KerasTensor:
     """Flattens [batch, ...] to [batch, numbers]. Concatenates the tensors of a dict in the order of their names."""
-    parts = [keras.layers.Flatten()(each) for each in name_leaves(x).values()]
+    parts = [keras.layers.Flatten()(tensor) for tensor in name_leaves(x).values()]
     return parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
 
 
@@ -62,10 +68,13 @@ def head(
     For a dict of outputs it adds a layer `outputs_NAME` for each, and returns a dict.
     """
 
-    def add(name: str, each: Outputs) -> keras.KerasTensor:
+    def add(name: str, description: Outputs) -> keras.KerasTensor:
         label = f"outputs_{labels[name]}" if name else "outputs"
-        dense = keras.layers.Dense(math.prod(each.shape), dtype="float32", name=label, kernel_regularizer=regularizer)
-        return dense(x) if len(each.shape) == 1 else keras.layers.Reshape(each.shape, dtype="float32")(dense(x))
+        units = math.prod(description.shape)
+        dense = keras.layers.Dense(units, dtype="float32", name=label, kernel_regularizer=regularizer)
+        if len(description.shape) == 1:
+            return dense(x)
+        return keras.layers.Reshape(description.shape, dtype="float32")(dense(x))
 
     labels = label_leaves(outputs)
     return map_named(add, outputs)
@@ -122,13 +131,13 @@ def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTenso
 
 def check_numbers(inputs: InputStructure, name: str) -> None:
     """Rejects text, both strings and word ids, because word ids are not quantities."""
-    for key, each in name_leaves(inputs).items():
+    for key, description in name_leaves(inputs).items():
         label = f"the dataset's {label_leaf('inputs', key)} are"
-        if each.dtype == "string":
+        if description.dtype == "string":
             raise ConfigError(f"model={name}: needs numbers, but {label} text; {WAY_TO_TEXT}")
-        if each.vocabulary is not None:
+        if description.vocabulary is not None:
             raise ConfigError(
-                f"model={name}: needs quantities, but {label} words, as numbers below {each.vocabulary}; use "
+                f"model={name}: needs quantities, but {label} words, as numbers below {description.vocabulary}; use "
                 "model=text or model=transformer"
             )
 

@@ -79,9 +79,13 @@ def make_model(
     Raises ConfigError if the result is not a model, does not take the inputs, returns other keys or shapes, is
     stateful, or has methods of Keras's training that would not be called.
     """
-    needed = map_leaves(
-        lambda each: replace(each, shape=(math.prod(each.model_shape),)) if each.levels else each, outputs
-    )
+
+    def flatten_levels(description: Outputs) -> Outputs:
+        if not description.levels:
+            return description
+        return replace(description, shape=(math.prod(description.model_shape),))
+
+    needed = map_leaves(flatten_levels, outputs)
     model = call_factory(factory, inputs, needed)
     if not has_step:
         check_own_steps(model)
@@ -96,12 +100,15 @@ def make_model(
     try:
         returned = model(model_inputs)
     except (ValueError, TypeError, KeyError) as error:
-        shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
+        shapes = []
+        for name, description in name_leaves(inputs).items():
+            shapes.append(f"{name} {add_batch_dimension(description.shape)}".strip())
         raise ConfigError(
             f"model: does not accept inputs of shape {', '.join(shapes)}: {read_reason(error)}"
         ) from error
     check_outputs(returned, needed)
-    if any(each.scaling or each.logit_shift or each.levels for each in name_leaves(outputs).values()):
+    descriptions = name_leaves(outputs).values()
+    if any(described.scaling or described.logit_shift or described.levels for described in descriptions):
         return scale_outputs(model, model_inputs, returned, outputs=outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
         model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
@@ -152,10 +159,10 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     if is_list and not isinstance(inputs, Mapping) and len(taken) == 1:
         return
     if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
-        found = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
+        actual = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
         keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
         way = f"; build it with keras.Model({{{keys}}}, outputs)" if keys else ""
-        raise ConfigError(f"model: its inputs {found}, but the dataset's inputs {describe_keys(inputs)}{way}")
+        raise ConfigError(f"model: its inputs {actual}, but the dataset's inputs {describe_keys(inputs)}{way}")
 
 
 def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
@@ -177,19 +184,19 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
             raise ConfigError(
                 f"model: its outputs {describe_keys(returned)}, but the dataset's outputs {describe_keys(outputs)}"
             )
-    for name, each in name_leaves(outputs).items():
+    for name, description in name_leaves(outputs).items():
         tensor = returned[name] if name else returned
         if not isinstance(tensor, keras.KerasTensor):
             label = f" as {label_leaf('outputs', name)}" if name else ""
             raise ConfigError(
                 f"model: returned {describe_returned(tensor)}{label}, expected one tensor "
-                f"{add_batch_dimension(each.shape)}"
+                f"{add_batch_dimension(description.shape)}"
             )
-        is_ordered = each.levels is not None and tuple(tensor.shape[2:]) == (len(each.levels),)
-        if tuple(tensor.shape[1:]) != tuple(each.shape) and not is_ordered:
+        is_ordered = description.levels is not None and tuple(tensor.shape[2:]) == (len(description.levels),)
+        if tuple(tensor.shape[1:]) != tuple(description.shape) and not is_ordered:
             raise ConfigError(
                 f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
-                f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
+                f"the dataset's {description.kind} targets need {add_batch_dimension(description.shape)}"
             )
 
 
@@ -276,7 +283,7 @@ def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> ke
 def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
     """Returns a model that applies `Outputs.calibration` at its end; the same model if there is no calibration."""
     described = name_leaves(outputs)
-    if all(each.calibration is None for each in described.values()):
+    if all(description.calibration is None for description in described.values()):
         return model
 
     def calibrate(name: str, tensor: Any) -> Any:
@@ -285,9 +292,9 @@ def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: Outpu
         factor, shift = described[name].calibration
         return keras.layers.Rescaling(factor, offset=shift, dtype="float32")(tensor)
 
-    given = make_inputs(inputs)
-    given, returned = find_graph(model) or (given, model(given))
-    return keras.Model(given, map_named(calibrate, returned), name=model.name)
+    model_inputs = make_inputs(inputs)
+    model_inputs, returned = find_graph(model) or (model_inputs, model(model_inputs))
+    return keras.Model(model_inputs, map_named(calibrate, returned), name=model.name)
 
 
 def find_compile_config(model: Any) -> Mapping[str, Any] | None:
@@ -311,11 +318,11 @@ def keras_file_doubt(model: keras.Model) -> str | None:
 
 def find_load_doubt(model: keras.Model) -> str | None:
     """Returns a warning if the model contains code that Keras cannot load from a Keras file, else None."""
-    found = list_unregistered(keras.saving.serialize_keras_object(model))
-    if not found:
+    unregistered = list_unregistered(keras.saving.serialize_keras_object(model))
+    if not unregistered:
         return None
     return (
-        f"model: {join_first(found, 1)} cannot be read from the .keras file, which scaleflow.evaluate and "
+        f"model: {join_first(unregistered, 1)} cannot be read from the .keras file, which scaleflow.evaluate and "
         "model.init_from need; write a layer as a class, decorate classes and functions of your own with "
         "@keras.saving.register_keras_serializable(), and add --trust MODULE to evaluate"
     )
@@ -470,5 +477,5 @@ def list_tf_variables(value: Any) -> Iterator[tf.Variable]:
     elif isinstance(value, tf.Module) and not isinstance(value, keras.Layer | keras.Model):
         yield from value.variables
     elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from list_tf_variables(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from list_tf_variables(item)

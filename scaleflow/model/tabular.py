@@ -100,7 +100,7 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
     labels = name_members(outputs)
     if graph is None or any(label not in layers for label in labels.values()):
         return None
-    members = map_named(lambda name, each: scale_output(name, layers[labels[name]].output, each), outputs)
+    members = map_named(lambda name, description: scale_output(name, layers[labels[name]].output, description), outputs)
     returned = {PREDICTION: graph[1], MEMBERS: members}
     if not folds:
         return keras.Model(graph[0], returned, name=model.name)
@@ -110,8 +110,8 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
     is_out = ops.equal(ops.expand_dims(fold, -1), np.arange(count, dtype="int32") % folds)
     is_in_none = ops.expand_dims(fold < 0, -1)
 
-    def hold_out(name: str, each: Any) -> Any:
-        average = average_members(each, described[name], ops.logical_or(is_out, is_in_none))
+    def hold_out(name: str, predictions: Any) -> Any:
+        average = average_members(predictions, described[name], ops.logical_or(is_out, is_in_none))
         return limit_values(average, described[name])
 
     returned[SHARES] = ops.cast(ops.logical_not(is_out), "float32") * (folds / (folds - 1))
@@ -209,7 +209,7 @@ def build(
     raw = make_inputs(inputs)
     columns, features = read_columns(raw, inputs, embeddings or {}, members=0 if shared else members)
     described = name_leaves(outputs)
-    activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
+    activation = "mish" if all(description.kind == "regression" for description in described.values()) else "selu"
     first, *later = to_list(units)
     kinds = divide_members(members, numbers if columns else "plain")
     hidden = []
@@ -230,17 +230,17 @@ def build(
         name = f"hidden{number}"
         x = add_layer(x, "bkd,kdw->bkw", (members, width), name=name, bias=normal(1.0), activation=activation)
 
-    def add_head(name: str, each: Outputs) -> keras.KerasTensor:
-        count = math.prod(each.shape)
+    def add_head(name: str, description: Outputs) -> keras.KerasTensor:
+        count = math.prod(description.shape)
         label = labelled[name]
         # Members are the last axis: with a single value last, the bias would be a column, and LiteRT cannot add that.
         values = add_layer(x, "bkd,kdc->bck", (count, members), name=f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
-        if each.levels:
-            each_member = order_levels(values, each.levels, label)
+        if description.levels:
+            member_values = order_levels(values, description.levels, label)
         else:
-            each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
-        return limit_values(average_members(each_member, each), each, is_scaled=True)
+            member_values = keras.layers.Reshape((members, *description.shape), dtype="float32", name=label)(values)
+        return limit_values(average_members(member_values, description), description, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
 
@@ -284,8 +284,8 @@ def take_features(features: Sequence[Any], begin: int, members: int) -> list[Any
     """
     if not members:
         return list(features)
-    common = [each for each in features if len(each.shape) == 2]
-    own = [each[:, begin : begin + members] for each in features if len(each.shape) == 3]
+    common = [feature for feature in features if len(feature.shape) == 2]
+    own = [feature[:, begin : begin + members] for feature in features if len(feature.shape) == 3]
     return [*([keras.layers.RepeatVector(members)(concatenate_all(common))] if common else []), *own]
 
 
@@ -344,7 +344,8 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str, mem
     if kind == "periodic":
         embedded = concatenate_all([ops.expand_dims(x, -2), embed_by_waves(x)], axis=-2)
     else:
-        quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
+        quantiles = np.array([column_quantiles for _, column_quantiles in columns])
+        quantiles = quantiles * np.array(scales)[:, None] + np.array(offsets)[:, None]
         embedded = embed_by_bins(x, bound(quantiles))
     return [keras.layers.Reshape((*x.shape[1:-1], -1))(embedded)]
 
@@ -368,10 +369,10 @@ def embed_by_waves(x: Any) -> Any:
     """
     kernel = normal(FREQUENCY / SLOW)
     bias = uniform(0.5 / SLOW)
-    angle = embed_each(x, "", "f", count=FREQUENCIES, name="frequencies", kernel=kernel, bias=bias)
+    angle = add_layer_per_number(x, "", "f", count=FREQUENCIES, name="frequencies", kernel=kernel, bias=bias)
     waves = compute_waves(angle * SLOW)
     kernel, bias = (uniform(FREQUENCIES**-0.5 / SLOW) for _ in range(2))
-    return embed_each(waves, "f", "e", count=WAVE_FEATURES, name="periodic", kernel=kernel, bias=bias) * SLOW
+    return add_layer_per_number(waves, "f", "e", count=WAVE_FEATURES, name="periodic", kernel=kernel, bias=bias) * SLOW
 
 
 #: Coefficients of a polynomial in x² for sin(2 pi x) / x, |x| <= 1/4: least squares at Chebyshev nodes. The error of
@@ -407,18 +408,22 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     most[-1] = 2
     shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
-    bent = embed_each(shares, "f", "e", count=BIN_FEATURES, name="piecewise", kernel=uniform(BINS**-0.5))
-    straight = embed_each(x, "", "e", count=BIN_FEATURES, name="straight", kernel=uniform(1.0), bias=uniform(1.0))
+    bent = add_layer_per_number(shares, "f", "e", count=BIN_FEATURES, name="piecewise", kernel=uniform(BINS**-0.5))
+    straight = add_layer_per_number(
+        x, "", "e", count=BIN_FEATURES, name="straight", kernel=uniform(1.0), bias=uniform(1.0)
+    )
     return bent + straight
 
 
-def embed_each(x: Any, taken: str, given: str, count: int, name: str, kernel: Any, bias: Any = None) -> Any:
-    """Adds a separate dense layer for each number n (and member k): "b(k)(taken)n" -> "b(k)(given)n"."""
-    k = "k" if len(x.shape) - len(taken) == 3 else ""
+def add_layer_per_number(
+    x: Any, input_axes: str, output_axes: str, count: int, name: str, kernel: Any, bias: Any = None
+) -> Any:
+    """Adds a separate dense layer for each number n (and member k): "b(k)(input axes)n" -> "b(k)(output axes)n"."""
+    k = "k" if len(x.shape) - len(input_axes) == 3 else ""
     layer = keras.layers.EinsumDense(
-        f"b{k}{taken}n,n{k}{taken}{given}->b{k}{given}n",
+        f"b{k}{input_axes}n,n{k}{input_axes}{output_axes}->b{k}{output_axes}n",
         (*x.shape[1 : 1 + len(k)], count, x.shape[-1]),
-        bias_axes=f"{k}{given}n" if bias is not None else None,
+        bias_axes=f"{k}{output_axes}n" if bias is not None else None,
         kernel_initializer=kernel,
         bias_initializer=bias or "zeros",
         name=name,

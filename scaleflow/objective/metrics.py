@@ -224,10 +224,10 @@ class MetricRows:
         else:
             positive = tf.reshape(tf.cast(tf.cast(valid, tf.float32) > 0.5, tf.float32), [-1, columns])
             weights = tf.reshape(weights, [-1, columns])
-        found = scores, positive, weights
+        table = (scores, positive, weights)  # a column for each class or label
         if chosen is not None:
-            return tuple(each[:, chosen : chosen + 1] for each in found)
-        return found if is_by_column else tuple(tf.reshape(each, [-1, 1]) for each in found)
+            return tuple(values[:, chosen : chosen + 1] for values in table)
+        return table if is_by_column else tuple(tf.reshape(values, [-1, 1]) for values in table)
 
     def draw(self, count: int) -> tuple[tf.Tensor, ...]:
         """Returns random rows in the form that the metric needs."""

@@ -84,10 +84,10 @@ KNOWN_SHARE = "known_share"
 UNKNOWN_CLASSES = "unknown_classes"
 
 
-def add_unknown_count(goal: Objective, outputs: Mapping[str, Outputs]) -> Objective:
+def add_unknown_count(objective: Objective, outputs: Mapping[str, Outputs]) -> Objective:
     """Adds `KNOWN_SHARE` and `UNKNOWN_CLASSES` for outputs whose `Outputs.ignore` marks unknown classes."""
     measures = [make_unknown_measure(name, described) for name, described in outputs.items()]
-    return replace(goal, measures=[*goal.measures, *measures])
+    return replace(objective, measures=[*objective.measures, *measures])
 
 
 def make_unknown_measure(output: str, described: Outputs) -> Measure:
@@ -131,7 +131,7 @@ def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float
     return result
 
 
-def average_losses(goal: Objective) -> Objective:
+def average_losses(objective: Objective) -> Objective:
     """Returns an objective that minimises the mean loss of the members, and reports metrics of their average.
 
     Its loss takes the outputs of an ensemble in training: {PREDICTION: outputs, MEMBERS: outputs [b, k, ...]}. With
@@ -142,13 +142,13 @@ def average_losses(goal: Objective) -> Objective:
         count = tf.nest.flatten(outputs[MEMBERS])[0].shape[1]
         apart = tf.nest.map_structure(lambda values: tf.reshape(values, [-1, *values.shape[2:]]), outputs[MEMBERS])
         repeated = tf.nest.map_structure(lambda values: tf.repeat(values, count, axis=0), targets)
-        losses = tf.reshape(goal.loss(repeated, apart), [-1, count])
+        losses = tf.reshape(objective.loss(repeated, apart), [-1, count])
         return tf.reduce_mean(losses * outputs[SHARES] if SHARES in outputs else losses, axis=1)
 
     def report(outputs: Any, evaluates: bool) -> Any:
         return outputs[HELD_OUT if evaluates and HELD_OUT in outputs else PREDICTION]
 
-    return replace(goal, loss=loss, reported_loss=goal.reported_loss or goal.loss, report=report)
+    return replace(objective, loss=loss, reported_loss=objective.reported_loss or objective.loss, report=report)
 
 
 ACTIVATIONS = ("Softmax", "Sigmoid")
@@ -168,7 +168,7 @@ JOINED = ("AddN", "AddV2", "BatchMatMulV2", "ConcatV2", "Einsum", "MatMul", "Pac
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
+def refuse_probabilities(objective: Objective, outputs: Described) -> Objective:
     """Returns the objective with a loss that raises ConfigError if the outputs come from softmax or sigmoid.
 
     The loss and the metrics would apply softmax or sigmoid a second time.
@@ -188,9 +188,9 @@ def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
                     f"{f' ({layers[-1]})' if layers else ''}, but the losses and metrics expect logits; remove that "
                     f"activation (activation='{activation.type.lower()}'); predictions give the probabilities"
                 )
-        return goal.loss(targets, returned)
+        return objective.loss(targets, returned)
 
-    return replace(goal, loss=loss)
+    return replace(objective, loss=loss)
 
 
 def find_activation(tensor: Any) -> tf.Operation | None:

@@ -268,8 +268,11 @@ def read_optimizer_defaults(name: str) -> tuple[str, dict[str, Any]]:
     """
     for class_name, cls in vars(keras.optimizers).items():
         if class_name.lower() == name.lower() and inspect.isclass(cls):
-            parameters = inspect.signature(cls).parameters.values()
-            return class_name, {each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD}
+            defaults = {}
+            for parameter in inspect.signature(cls).parameters.values():
+                if parameter.kind is not parameter.VAR_KEYWORD:
+                    defaults[parameter.name] = parameter.default
+            return class_name, defaults
     return name, {}
 
 
@@ -324,24 +327,25 @@ def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
 
 
 def make_learning_rate(
-    options: Optimizer, global_batch_size: int, total_steps: int, given: Callable[[], Any] | None = None
+    options: Optimizer, global_batch_size: int, total_steps: int, make_own_schedule: Callable[[], Any] | None = None
 ) -> float | Schedule:
     """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule.
 
-    `given` makes the user's schedule (`optimizer.schedule._target_`). Its rates are scaled like a peak rate.
+    `make_own_schedule` makes the user's schedule (`optimizer.schedule._target_`). Its rates are scaled like a peak
+    rate.
 
-    Raises ConfigError if it makes something else.
+    Raises ConfigError if it does not return a schedule of Keras.
     """
     peak = scale_to_batch(options, global_batch_size)
     if options.schedule in ("constant", "plateau") and not options.warmup_steps:
         return peak
     schedule = Schedule(peak, options, total_steps)
-    if given is not None:
+    if make_own_schedule is not None:
         schedule.peak = peak / options.learning_rate
-        schedule.given = given()
-        if not isinstance(schedule.given, keras.optimizers.schedules.LearningRateSchedule):
+        schedule.own_schedule = make_own_schedule()
+        if not isinstance(schedule.own_schedule, keras.optimizers.schedules.LearningRateSchedule):
             raise ConfigError(
-                f"optimizer.schedule: it made a {type(schedule.given).__name__}, expected a "
+                f"optimizer.schedule: it made a {type(schedule.own_schedule).__name__}, expected a "
                 "keras.optimizers.schedules.LearningRateSchedule"
             )
     return schedule
@@ -372,7 +376,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
     Attributes:
         factor: multiplies the rate. Functions that are already traced do not see a change.
-        given: a schedule of Keras's, whose rate replaces the decay; None for none.
+        own_schedule: the user's schedule, whose rate replaces the decay; None if `optimizer.schedule` is a name.
     """
 
     def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
@@ -380,14 +384,19 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         self.options = options
         self.total_steps = total_steps
         self.factor = 1.0
-        self.given: Any = None
+        self.own_schedule: Any = None
         self._warmup = count_warm_up(options, total_steps)
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of the update after `step` updates, a float32 scalar; without TensorFlow for an `int`."""
-        given = None if self.given is None else tf.cast(self.given(step), tf.float32)
-        functions, step = (np, np.float32(step)) if isinstance(step, int) else (tf.math, tf.cast(step, tf.float32))
-        rate = self.peak * self.factor * (self._decay(step, functions) if given is None else given)
+        own_rate = None if self.own_schedule is None else tf.cast(self.own_schedule(step), tf.float32)
+        if isinstance(step, int):
+            functions = np
+            step = np.float32(step)
+        else:
+            functions = tf.math
+            step = tf.cast(step, tf.float32)
+        rate = self.peak * self.factor * (self._decay(step, functions) if own_rate is None else own_rate)
         if self.options.schedule == "one_cycle":
             return rate * (1 - 0.96 * 0.5 * (1 + functions.cos(math.pi * functions.minimum(1.0, step / self._warmup))))
         return rate * functions.minimum(1.0, (step + 1) / self._warmup) if self._warmup else rate

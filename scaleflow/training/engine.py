@@ -261,11 +261,13 @@ class Engine(ABC):
         state.write_variables({**state.name_model_variables(self.model), **averages}, values)
 
     @abstractmethod
-    def set_rate_factor(self, factor: float, held: float) -> None:
+    def set_rate_factor(self, factor: float, restored_factor: float) -> None:
         """Sets the learning rate to `factor` times the configured one.
 
         Args:
-            held: the factor that the restored state already contains, if the rate is part of that state.
+            factor: multiplies the configured rate.
+            restored_factor: the factor that the restored state already contains. It matters if the rate is part of
+                that state.
         """
 
     def _note_state(self, graph: Any, own: Sequence[Any] = ()) -> None:

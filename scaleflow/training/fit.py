@@ -107,30 +107,30 @@ class FitEngine(Engine):
 
     def run(self, feed: Feed, controller: Controller) -> None:
         """Trains until the controller ends the run. A resumed epoch takes a separate call of `fit`."""
-        begun = controller.first
-        if not begun:
+        first_batch = controller.first
+        if not first_batch:
             self._restored = {}  # the sums of an epoch that is over
-        if begun and not self._fit(feed, controller, controller.epoch + 1, begun=begun):
+        if first_batch and not self._fit(feed, controller, controller.epoch + 1, first_batch):
             return
         if controller.epoch < controller.epochs:
-            self._fit(feed, controller, controller.epochs, begun=0)
+            self._fit(feed, controller, controller.epochs, first_batch=0)
 
-    def _fit(self, feed: Feed, controller: Controller, epochs: int, begun: int) -> bool:
-        """Calls `fit` from step `begun` of the controller's epoch up to epoch `epochs`; returns whether to go on."""
+    def _fit(self, feed: Feed, controller: Controller, epochs: int, first_batch: int) -> bool:
+        """Calls `fit` from a batch of the controller's epoch up to epoch `epochs`; returns whether to go on."""
         assert self._fitted is not None, "training was not traced"
-        report = FitCallback(self, feed, controller, begun=begun)
+        report = FitCallback(self, feed, controller, first_batch=first_batch)
         if not controller.steps_left:  # only the epoch's validation is left
             self._restored = {}
             controller.begin_epoch(controller.epoch)
             return controller.end_epoch()
-        steps_before = controller.epoch * controller.steps_per_epoch + begun
+        steps_before = controller.epoch * controller.steps_per_epoch + first_batch
         batches = feed.batches(epochs, controller.steps_per_epoch).skip(steps_before)
         with self.strategy.scope():
             self._fitted.fit(
                 add_mask_weights(batches),
                 initial_epoch=controller.epoch,
                 epochs=epochs,
-                steps_per_epoch=controller.steps_per_epoch - begun,
+                steps_per_epoch=controller.steps_per_epoch - first_batch,
                 callbacks=[report],
                 shuffle=False,
                 verbose=0,
@@ -162,7 +162,7 @@ class FitEngine(Engine):
         self._write_state(values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
 
-    def set_rate_factor(self, factor: float, held: float) -> None:
+    def set_rate_factor(self, factor: float, restored_factor: float) -> None:
         raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")
 
     def _sums_by_name(self) -> dict[str, list[Any]]:
@@ -268,14 +268,14 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports the epochs and batches of `fit` to the controller, and stops `fit` when the controller ends the run."""
 
-    def __init__(self, engine: FitEngine, feed: Feed, controller: Controller, begun: int) -> None:
+    def __init__(self, engine: FitEngine, feed: Feed, controller: Controller, first_batch: int) -> None:
         super().__init__()
         self._engine = engine
         self._feed = feed
         self._controller = controller
-        self._begun = begun
-        self._began = 0.0
-        self._watched = contextlib.ExitStack()
+        self._first_batch = first_batch
+        self._batch_began = 0.0
+        self._trace = contextlib.ExitStack()
         self.wants_more = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -283,15 +283,15 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._engine.begin_sums()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._watched.enter_context(self._controller.trace_call())
-        self._began = time.perf_counter()
+        self._trace.enter_context(self._controller.trace_call())
+        self._batch_began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         controller = self._controller
-        taken = self._begun + batch + 1
-        with self._watched:
+        taken = self._first_batch + batch + 1
+        with self._trace:
             means = self._engine.means(self._feed, taken, controller.step - controller.first)
-        controller.end_call(taken - controller.first, means, time.perf_counter() - self._began)
+        controller.end_call(taken - controller.first, means, time.perf_counter() - self._batch_began)
         if taken < controller.steps_per_epoch and not controller.next_steps():
             self.model.stop_training = True
 

@@ -158,13 +158,13 @@ class Loop(Engine):
         self._write_state(values)
         self._epoch = self._metric_sums.restore(values[state.SUMS])
 
-    def set_rate_factor(self, factor: float, held: float) -> None:
+    def set_rate_factor(self, factor: float, restored_factor: float) -> None:
         rate = to_tf_variable(find_rate(self.optimizer))
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             rate.factor = factor  # `scaleflow.optimizer`'s schedule multiplies its result by it
             self._functions.clear()  # traced functions contain the old factor
         else:  # a constant rate is a variable of the run's state
-            rate.assign(float(rate.read_value().numpy()) * factor / held)
+            rate.assign(float(rate.read_value().numpy()) * factor / restored_factor)
 
     @property
     def traces(self) -> int:

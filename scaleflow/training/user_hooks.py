@@ -78,7 +78,7 @@ class UserHooks:
             )
 
     def read_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-        """Returns the state of the callbacks and the values for `Snapshot.host`, and the arrays of the callbacks."""
+        """Returns what a checkpoint keeps: values for `Snapshot.host`, and the arrays of the callbacks by name."""
         host, arrays = self._callbacks.read_state()
         self.report_doubts()
         return {**host, "own_values": self.values}, arrays

@@ -175,18 +175,36 @@ def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribut
 
 
 def choose_xla(
-    plan: Plan, runtime: tuple[str, str, str], model: keras.Model, feed: Feed, *, keeps_rows: bool, steps: int
+    plan: Plan,
+    model: keras.Model,
+    feed: Feed,
+    *,
+    strategy_name: str,
+    device_kind: str,
+    policy: str,
+    keeps_rows: bool,
+    steps: int,
 ) -> XlaChoice:
     """Chooses what XLA compiles, by rules that depend on the config, the model and the kind of device only.
 
     Args:
-        runtime: the resolved strategy, the kind of device (`CPU`, `GPU` or `TPU`), and the precision policy.
+        strategy_name: the resolved strategy.
+        device_kind: `CPU`, `GPU` or `TPU`.
+        policy: the precision policy.
         keeps_rows: whether gradients of embedding tables are by rows.
     """
     setting = plan.hardware.xla
     if setting is False:
         return XlaChoice("none", "hardware.xla=false")
-    obstacle = find_obstacle(plan, runtime, model, feed=feed, keeps_rows=keeps_rows)
+    obstacle = find_obstacle(
+        plan,
+        model,
+        feed,
+        strategy_name=strategy_name,
+        device_kind=device_kind,
+        policy=policy,
+        keeps_rows=keeps_rows,
+    )
     if setting == "auto" and obstacle is None and is_short(steps, model.count_params()):
         return XlaChoice("none", f"compiling takes longer than it saves in {steps:,} steps of this model")
     if obstacle is None:
@@ -202,10 +220,16 @@ def is_short(steps: int, parameters: int) -> bool:
 
 
 def find_obstacle(
-    plan: Plan, runtime: tuple[str, str, str], model: keras.Model, feed: Feed, keeps_rows: bool
+    plan: Plan,
+    model: keras.Model,
+    feed: Feed,
+    *,
+    strategy_name: str,
+    device_kind: str,
+    policy: str,
+    keeps_rows: bool,
 ) -> str | None:
     """Returns why the whole loop is not compiled, or None. `choose_xla` describes the arguments."""
-    strategy_name, device_kind, policy = runtime
     obstacles = {
         f"strategy={strategy_name}: only one device's loop is compiled as a whole": strategy_name != "one_device",
         "training.engine=fit": plan.training.engine == "fit",

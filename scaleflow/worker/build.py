@@ -41,10 +41,10 @@ from scaleflow.worker.data import (
 )
 from scaleflow.worker.engine import (
     EngineMaker,
+    ModelMaker,
     find_late_freeze_phases,
     find_table_warning,
     find_weight_doubts,
-    make_model_maker,
 )
 from scaleflow.worker.failures import explain_out_of_memory, is_out_of_memory
 from scaleflow.worker.hooks import call_before_test, draw_examples
@@ -275,7 +275,8 @@ class EngineBuilder:
 
     def build(self) -> None:
         """Builds the model and the engine, and the objects that keep and evaluate its outputs."""
-        from scaleflow import model, objective, training
+        from scaleflow import model, training
+        from scaleflow.objective import refuse_probabilities
 
         data = self.data
         splits = self.splits
@@ -284,25 +285,25 @@ class EngineBuilder:
         reading = getattr(data.source, "reading", None) or {}
         model.check_preset_words(self.plan.model.target, data.source.inputs, reading)
         outputs = data.source.outputs if self.drawn is None else self.drawn.outputs
-        goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
-        goal = objective.refuse_probabilities(goal, splits.outputs)
-        self.goal = goal
+        objective = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
+        objective = refuse_probabilities(objective, splits.outputs)
+        self.objective = objective
         validates = self.feeds.validation is not None
         plan = choose_monitors(self.plan, validates)
         self.plan = plan
-        check_monitors(plan, goal, validates)
+        check_monitors(plan, objective, validates)
         train = self.feeds.train
         length = self.length
         folds = splits.folds
-        maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=train, folds=folds)
-        make_model = make_model_maker(plan, splits.inputs, outputs, emit=self.emit, changes=data.changes)
+        maker = EngineMaker(plan, runtime, outputs, objective=objective, length=length, feed=train, folds=folds)
+        make_model = ModelMaker(plan, splits.inputs, outputs, emit=self.emit, changes=data.changes)
         self.engine, self.division_notes = maker.make(make_model)
         if plan.optimizer.watched is not None:
-            self.engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
+            self.engine.plateau = training.PlateauRate(plan.optimizer, objective.modes)
         if plan.hardware.xla is True:
             training.check_xla(self.engine.model, splits.inputs, runtime.strategy)
         self.kept = self._keep_outputs()
-        check_metric_names({} if self.kept is None else self.kept.metrics, goal)
+        check_metric_names({} if self.kept is None else self.kept.metrics, objective)
         self.answers = self._find_answers()
 
     def trace(self) -> None:
@@ -347,7 +348,7 @@ class EngineBuilder:
         resolved = {**self._list_values(), **self.sizes}
         metadata = None
         if is_chief(plan):
-            metadata = collect_metadata(plan, outputs, splits, model=self.engine.model, objective=self.goal)
+            metadata = collect_metadata(plan, outputs, splits, model=self.engine.model, objective=self.objective)
         sizes = choose_model_sizes(plan, self.data)
         known = {name: plan.model.target.arguments.get(name, size) for name, size in sizes.items()}
         more = {"input": find_example_location(splits.train), "shards": plan.dataset.shards}
@@ -363,14 +364,15 @@ class EngineBuilder:
 
     def _find_warnings(self) -> Iterator[str | None]:
         """Yields warnings about the model, the length and the data; None for each check that passed."""
-        from scaleflow import dataset, model, objective, optimizer
+        from scaleflow import dataset, model, optimizer
+        from scaleflow.objective import find_mask_note
 
         plan = self.plan
         runtime = self.data.runtime
         splits = self.splits
         net = self.engine.model
         yield model.keras_file_doubt(net)
-        yield objective.find_mask_note(net, splits.outputs)
+        yield find_mask_note(net, splits.outputs)
         yield from model.find_batch_norm_warnings(net, runtime.read_batching(runtime.batching))
         yield optimizer.find_warm_up_warning(plan.optimizer, self.length.total)
         yield find_late_freeze_phases(plan, self.length)
@@ -483,17 +485,17 @@ def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
                 yield dataset.describe_first_examples(f"{key}={limit}", name, examples, splits.outputs)
 
 
-def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
+def check_metric_names(own: Mapping[str, Any], objective: Objective) -> None:
     """Raises ConfigError if a function of `evaluation.metrics` has the same name as a metric of training."""
     names = {"loss"}
-    for measure in (*goal.measures, *goal.evaluation_measures):
+    for measure in (*objective.measures, *objective.evaluation_measures):
         names.update(measure.names)
     twice = own.keys() & names
     if twice:
         raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")
 
 
-def check_monitors(plan: Plan, goal: Objective, validates: bool) -> None:
+def check_monitors(plan: Plan, objective: Objective, validates: bool) -> None:
     """Raises ConfigError if a monitor names a metric that the run does not have."""
     from scaleflow import training
 
@@ -503,4 +505,6 @@ def check_monitors(plan: Plan, goal: Objective, validates: bool) -> None:
         "optimizer.plateau": plan.optimizer.watched,
     }
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, goal, validates=validates, has_callbacks=bool(plan.training.callbacks))
+        training.check_monitor(
+            key, monitor, objective, validates=validates, has_callbacks=bool(plan.training.callbacks)
+        )

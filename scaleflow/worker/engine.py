@@ -32,59 +32,89 @@ from scaleflow.worker.runtime import Runtime
 if TYPE_CHECKING:
     import keras
 
+    from scaleflow.model import SavedWeights
     from scaleflow.training import Engine, FitEngine, FreezePhases, Length, Loop
 
 
-def make_model_maker(
-    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit, changes: LearnedChanges | None = None
-) -> Callable[[], keras.Model]:
-    """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
+class ModelMaker:
+    """Makes the model of a run: calls its factory, checks the model, and prepares its weights.
 
-    Call the function in the strategy's scope.
+    Call the object in the strategy's scope. The model has its initial weights, frozen layers and LoRA. The coordinator
+    of parameter servers makes the model twice.
+
+    Args:
+        inputs, outputs: the dataset's description.
+        emit: takes notes for the user. Each note is emitted once.
+        changes: what the run learned from its data other than the run whose weights it loads. None if it loads none.
     """
-    from scaleflow import model, objective
 
-    factory = bind_target(plan.model.target, positional=2)
-    loader = objective.Loader(locate_target, bind_target)
-    losses = objective.find_positive_losses(outputs, plan.objective, loader)
-    positive = {name: loss.describe() for name, loss in losses.items()}
-    reported: set[str] = set()  # a coordinator makes its model twice
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: InputStructure,
+        outputs: OutputStructure,
+        emit: Emit,
+        changes: LearnedChanges | None = None,
+    ) -> None:
+        from scaleflow import model, objective
 
-    def report(note: str | None) -> None:
-        if note is not None and note not in reported:
-            reported.add(note)
-            emit(Note(note))
+        self._plan = plan
+        self._outputs = outputs
+        self._emit = emit
+        self._changes = changes
+        self._emitted_notes: set[str] = set()
+        self._factory = bind_target(plan.model.target, positional=2)
+        loader = objective.Loader(locate_target, bind_target)
+        losses = objective.find_positive_losses(outputs, plan.objective, loader)
+        #: The losses that need positive outputs, in words, by output.
+        self._positive_losses = {name: loss.describe() for name, loss in losses.items()}
+        has_step = plan.training.step is not None
+        make_model = functools.partial(model.make_model, self._call_factory, inputs, outputs, has_step=has_step)
+        self._make_named_model = model.keep_names(make_model)
+        self._saved_weights = self._read_weights()
 
-    def make_watched(*described: Any) -> Any:
-        made = factory(*described)
-        compiled = model.find_compile_config(made)
+    def __call__(self) -> keras.Model:
+        from scaleflow import model
+
+        net = self._make_named_model()
+        model.check_tracked(net)
+        if self._saved_weights is not None:
+            self._emit_once(model.initialize_from(net, self._saved_weights, self._changes))
+        model.fine_tune(net, self._plan.model)
+        return net
+
+    def _call_factory(self, *descriptions: Any) -> Any:
+        """Calls the config's factory with the descriptions of the inputs and outputs, and checks what it returns."""
+        from scaleflow import model
+
+        plan = self._plan
+        returned = self._factory(*descriptions)
+        compile_config = model.find_compile_config(returned)
         if plan.model.target.path == KERAS_FILE:
-            compiled = model.read_compile_config(str(plan.model.target.arguments["path"]))
-        if compiled is not None and plan.resume is None:
-            report(check_compiled(compiled, outputs, plan))
-        model.check_positive(made, positive)
-        report(model.find_low_precision_note(made))
-        return made
+            compile_config = model.read_compile_config(str(plan.model.target.arguments["path"]))
+        if compile_config is not None and plan.resume is None:
+            self._emit_once(check_compiled(compile_config, self._outputs, plan))
+        model.check_positive(returned, self._positive_losses)
+        self._emit_once(model.find_low_precision_note(returned))
+        return returned
 
-    has_step = plan.training.step is not None
-    make = model.keep_names(functools.partial(model.make_model, make_watched, inputs, outputs, has_step=has_step))
-    saved = None
-    if plan.weights is not None:
+    def _read_weights(self) -> SavedWeights | None:
+        """Reads the weights of `model.init_from`. Reading uses random numbers, so it seeds Keras again."""
         import keras
 
-        grown = () if changes is None else changes.grown_inputs
-        saved = model.read_weights(plan.weights, str(plan.model.init_from), grown)
-        keras.utils.set_random_seed(plan.seed)  # reading the weights used random numbers
+        from scaleflow import model
 
-    def make_prepared() -> keras.Model:
-        new_model = make()
-        model.check_tracked(new_model)
-        if saved is not None:
-            report(model.initialize_from(new_model, saved, changes))
-        model.fine_tune(new_model, plan.model)
-        return new_model
+        if self._plan.weights is None:
+            return None
+        grown_inputs = () if self._changes is None else self._changes.grown_inputs
+        weights = model.read_weights(self._plan.weights, str(self._plan.model.init_from), grown_inputs)
+        keras.utils.set_random_seed(self._plan.seed)
+        return weights
 
-    return make_prepared
+    def _emit_once(self, note: str | None) -> None:
+        if note is not None and note not in self._emitted_notes:
+            self._emitted_notes.add(note)
+            self._emit(Note(note))
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ class EngineMaker:
     plan: Plan
     runtime: Runtime
     outputs: OutputStructure
-    goal: Objective  # the objective of the whole model
+    objective: Objective  # of the whole model
     length: Length  # the length of the training
     feed: Feed  # the feed of the training split
     folds: int = 0  # the number of folds of the training split (`Splits.folds`)
@@ -115,27 +145,27 @@ class EngineMaker:
             with strategy.variable_scope(self.runtime.strategy_name):
                 net = make_model()
             phases = prepare_freeze_phases(self.plan, net)
-            trained, goal = self._find_trained(net)
+            trained, objective = self._find_trained(net)
             remat = apply_remat(self.plan, self.runtime, trained)
             if self.plan.training.step is not None and is_class_target(self.plan.training.step):
                 engine = self._make_custom_update_loop(net)
             elif self.plan.training.engine == "fit":
-                engine = self._make_fit_engine(net, trained, goal)
+                engine = self._make_fit_engine(net, trained, objective)
             else:
-                engine, notes = self._make_loop(net, trained, goal)
+                engine, notes = self._make_loop(net, trained, objective)
         engine.remat = remat or engine.remat
         if phases:
             engine.freezing = training.FreezePhases(net, phases)
             optimizer.count_from_own_start(engine.optimizer, engine.freezing.find_start)
         return engine, notes
 
-    def _make_loop(self, net: keras.Model, trained: keras.Model, goal: Objective) -> tuple[Loop, list[str]]:
+    def _make_loop(self, net: keras.Model, trained: keras.Model, objective: Objective) -> tuple[Loop, list[str]]:
         """Makes the loop for a whole model or for pipeline stages. Returns it with notes for the user."""
         from scaleflow import optimizer, strategy, training
 
         plan = self.plan
         runtime = self.runtime
-        loss = self._choose_step(goal)
+        loss = self._choose_step(objective)
         model_optimizer = self._make_optimizer(net, takes_rows=not runtime.is_divided)
         passes: ForwardBackward
         if runtime.is_divided:
@@ -143,34 +173,52 @@ class EngineMaker:
             devices = runtime.devices.names
             share = runtime.batching.share
             staged, notes = strategy.divide_model(
-                trained, goal, devices, options=plan.strategy, examples=share, is_recomputed=plan.hardware.remat is True
+                trained,
+                objective,
+                devices,
+                options=plan.strategy,
+                examples=share,
+                is_recomputed=plan.hardware.remat is True,
             )
             passes = staged
         else:
             by_rows = can_update_by_rows(net, model_optimizer)
             passes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows)
             notes = []
-        facts = runtime.strategy_name, runtime.devices.kind, runtime.policy
         # Each freeze phase compiles anew.
-        compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1
-        choice = training.choose_xla(
-            plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
+        compilations = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1
+        xla_choice = training.choose_xla(
+            plan,
+            net,
+            self.feed,
+            strategy_name=runtime.strategy_name,
+            device_kind=runtime.devices.kind,
+            policy=runtime.policy,
+            keeps_rows=passes.keeps_rows,
+            steps=self.length.total // compilations,
         )
         limit = plan.training.clip_norm
         xla = plan.hardware.xla is True
-        make = training.XlaLoop if choice.mode == "loop" else training.Loop
-        loop = make(runtime.strategy, net, model_optimizer, objective=goal, clip_norm=limit, xla=xla, passes=passes)
-        loop.xla = choice
+        loop_class = training.XlaLoop if xla_choice.mode == "loop" else training.Loop
+        loop = loop_class(
+            runtime.strategy, net, model_optimizer, objective=objective, clip_norm=limit, xla=xla, passes=passes
+        )
+        loop.xla = xla_choice
         if runtime.is_divided and plan.hardware.remat is True:
             loop.remat = count_of(staged.count_recomputed(), "segment")
         return loop, notes
 
     def _find_trained(self, net: keras.Model) -> tuple[keras.Model, Objective]:
         """Returns the model and the objective to train. Each member of an ensemble has its own loss."""
-        from scaleflow import model, objective
+        from scaleflow.model import expose_members
+        from scaleflow.objective import average_losses
 
-        ensemble = None if self.plan.training.step is not None else model.expose_members(net, self.outputs, self.folds)
-        return (net, self.goal) if ensemble is None else (ensemble, objective.average_losses(self.goal))
+        if self.plan.training.step is not None:
+            return net, self.objective
+        ensemble = expose_members(net, self.outputs, self.folds)
+        if ensemble is None:
+            return net, self.objective
+        return ensemble, average_losses(self.objective)
 
     def _make_parameter_server_loop(self, make_model: Callable[[], keras.Model]) -> Loop:
         """Makes the loop of a coordinator. It has the model twice: on the servers, and unpartitioned in its own
@@ -191,25 +239,25 @@ class EngineMaker:
             )
         with self.runtime.evaluation_strategy.scope():
             local = make_model()
-            evaluated, local_goal = self._find_trained(local)
+            evaluated, local_objective = self._find_trained(local)
             forward = functools.partial(evaluated, training=False)
-            evaluation = training.Evaluation(self.runtime.evaluation_strategy, forward, local_goal)
+            evaluation = training.Evaluation(self.runtime.evaluation_strategy, forward, local_objective)
         keras.utils.set_random_seed(self.plan.seed)  # so that both models have the same initial weights
         with self.runtime.strategy.scope():
             served = make_model()
             check_no_constraints(served)
             model_optimizer = self._make_optimizer(served, takes_rows=True)
-            trained, goal = self._find_trained(served)
+            trained, objective = self._find_trained(served)
             remat = apply_remat(self.plan, self.runtime, trained)
             loop = training.ParameterServerLoop(
                 self.runtime.strategy,
                 served,
                 model_optimizer,
-                objective=goal,
+                objective=objective,
                 clip_norm=self.plan.training.clip_norm,
                 passes=training.TapeForwardBackward(
                     trained,
-                    self._choose_step(goal),
+                    self._choose_step(objective),
                     training.list_shards(served.trainable_variables),
                     keeps_rows=can_update_by_rows(served, model_optimizer),
                 ),
@@ -230,14 +278,14 @@ class EngineMaker:
         return training.CustomUpdateLoop(
             strategy=self.runtime.strategy,
             model=net,
-            objective=self.goal,
+            objective=self.objective,
             outputs=self.outputs,
             own=bind_target(step)(),
             name=step.path,
             make_optimizer=self._make_optimizer_maker(net),
         )
 
-    def _make_fit_engine(self, net: keras.Model, trained: keras.Model, goal: Objective) -> FitEngine:
+    def _make_fit_engine(self, net: keras.Model, trained: keras.Model, objective: Objective) -> FitEngine:
         from scaleflow import training
 
         length = self.length
@@ -247,18 +295,18 @@ class EngineMaker:
             model=net,
             trained=trained,
             optimizer=self._make_optimizer(net, takes_summed=False),
-            objective=goal,
+            objective=objective,
             steps_per_execution=training.choose_steps_per_execution(per_loop, length.steps_per_epoch, length.total),
         )
 
-    def _choose_step(self, goal: Objective) -> Any:
+    def _choose_step(self, objective: Objective) -> Any:
         """Returns the function that computes the loss of a batch: the user's, or the default for the kind of target."""
         from scaleflow import training
 
         step = self.plan.training.step
         if step is not None:
             return training.add_checks(bind_target(step, positional=3), step.path, self.outputs)
-        return training.make_loss_step(goal)
+        return training.make_loss_step(objective)
 
     def _make_optimizer(
         self, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
@@ -277,10 +325,13 @@ class EngineMaker:
         new_optimizer = optimizer.create_optimizer(
             bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
         )
-        counts = [len(training.list_shards([variable])) for variable in net.trainable_variables]
-        tables = model.find_table_ids(net)
-        are_tables = [id(variable) in tables for variable in net.trainable_variables]
-        optimizer.mark_tables(new_optimizer, repeat_each(are_tables, counts))
+        table_ids = model.find_table_ids(net)
+        shard_counts = []
+        are_tables = []
+        for variable in net.trainable_variables:
+            shard_counts.append(len(training.list_shards([variable])))
+            are_tables.append(id(variable) in table_ids)
+        optimizer.mark_tables(new_optimizer, repeat_each(are_tables, shard_counts))
         if takes_rows and can_update_by_rows(net, new_optimizer):
             optimizer.update_by_rows(new_optimizer)  # before the rate factors, which must also scale these updates
         # Keras's own weight decay of Muon works in one replica only.
@@ -288,7 +339,9 @@ class EngineMaker:
             factors = model.find_rate_factors(net, options.rate_factors or {})
             are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
             optimizer.scale_rates(
-                new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)
+                new_optimizer,
+                repeat_each(factors, shard_counts),
+                are_decayed and repeat_each(are_decayed, shard_counts),
             )
         if options.clip_value is not None:
             optimizer.clip_values(new_optimizer, options.clip_value)
@@ -300,8 +353,8 @@ class EngineMaker:
 
         schedule = self.plan.optimizer.schedule
         size = self.runtime.batching.global_size
-        own = bind_target(schedule) if isinstance(schedule, Target) else None
-        return optimizer.make_learning_rate(options, size, self.length.total, given=own)
+        make_own_schedule = bind_target(schedule) if isinstance(schedule, Target) else None
+        return optimizer.make_learning_rate(options, size, self.length.total, make_own_schedule=make_own_schedule)
 
     def _make_optimizer_maker(self, net: keras.Model) -> MakeOptimizer:
         """Returns the function that makes optimizers for user training steps. They sum gradients over the replicas."""

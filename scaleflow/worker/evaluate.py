@@ -132,7 +132,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     Raises ConfigError if the model cannot be loaded, or does not accept the dataset.
     """
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, objective, training
+    from scaleflow import dataset, training
+    from scaleflow.objective import count_as_wrong
 
     emit(PhaseBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
@@ -154,8 +155,8 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     task.look_at_rows(data.rows, plan, earlier, runtime.worker_sync, files, emit)
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(data.examples, batching, runtime.strategy, threads=plan.dataset.threads)
-    goal = make_goal(plan, task, data.source, splits=data.splits, earlier=earlier)
-    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
+    objective = make_evaluation_objective(plan, task, data.source, splits=data.splits, earlier=earlier)
+    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), objective)
     kept = None
     if plan.evaluation.name != "none":
         kept = make_kept_split(data.split, feed, data.rows, source=data.source, plan=plan)
@@ -170,7 +171,7 @@ def evaluate_model(plan: Plan, task: EvaluateModel, files: RunFolder, emit: Emit
     emit(data.facts)
     with hint_at_counting(task), explain_read_errors(data.splits):
         values = evaluate(feed)
-    counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
+    counted = count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
     with guard("the confusion matrix", emit):
         report_confusion(evaluate, {"test": feed}, data.source.outputs, files=files, emit=emit)
@@ -291,15 +292,17 @@ def open_model(plan: Plan, task: EvaluateModel, source: Source, runtime: Runtime
     return model
 
 
-def make_goal(plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState) -> Objective:
+def make_evaluation_objective(
+    plan: Plan, task: EvaluateModel, source: Source, splits: Splits, earlier: EarlierState
+) -> Objective:
     """Makes the loss and the metrics. With `counts_unknown` they count the examples of unknown classes."""
-    from scaleflow import objective
+    from scaleflow.objective import Loader, add_unknown_count, make_objective
 
-    loader = objective.Loader(locate_target, bind_target)
+    loader = Loader(locate_target, bind_target)
     weighted = splits.is_weighted  # without class weights, which are for training
-    goal = objective.make_objective(source.outputs, plan.objective, is_weighted=weighted, loader=loader)
+    objective = make_objective(source.outputs, plan.objective, is_weighted=weighted, loader=loader)
     unknown = find_counted_outputs(source.outputs, earlier) if task.counts_unknown else {}
-    return objective.add_unknown_count(goal, unknown)
+    return add_unknown_count(objective, unknown)
 
 
 def read_record(task: EvaluateModel) -> EarlierState:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, pairwise, starmap
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -201,8 +201,16 @@ class Blocks(StreamRows):
         return (place for place, *_ in self.find_unusable())
 
     def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
-        found = (each for each in starmap(UnreadableExample, self.find_unusable()) if each.place in set(places))
-        return list(islice(found, len(places)))
+        wanted = set(places)
+        examples: list[UnreadableExample] = []
+        if not wanted:
+            return examples
+        for place, name, reason in self.find_unusable():
+            if place in wanted:
+                examples.append(UnreadableExample(place, name, reason))
+                if len(examples) == len(places):
+                    break
+        return examples
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> Blocks:
         return self  # its source has done so
@@ -300,8 +308,10 @@ class Blocks(StreamRows):
 def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys | None = None) -> Blocks:
     """Makes the stream of all rows, or of the rows that `keep` selects. `keys` divide the rows of the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
-    given = {"reader": reader, "keep": keep, **vars(keys or DivisionKeys())}
-    blocks = Blocks(tf.data.Dataset.range(length), length, None, name=None, faults=reader.faults, at_once=SLAB, **given)
+    options = {"reader": reader, "keep": keep, **vars(keys or DivisionKeys())}
+    blocks = Blocks(
+        tf.data.Dataset.range(length), length, None, name=None, faults=reader.faults, at_once=SLAB, **options
+    )
 
     def decode(places: tf.Tensor) -> Any:
         order = BlockOrder(blocks, None)
@@ -348,15 +358,22 @@ def gather(array: Array, rows: Array) -> Array:
 
 def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) -> tf.data.Dataset:
     """Calls `read` with the numbers, in order. Returns its arrays [b, ...], of the structure `spec`."""
-    slabs = numbers.map(lambda *values: call_reader(lambda *given: read(*map(int, given)), values, spec))
+
+    def read_slab(*values: Any) -> Any:
+        return read(*map(int, values))
+
+    slabs = numbers.map(lambda *values: call_reader(read_slab, values, spec))
     return slabs.prefetch(2).with_options(reading_options())
 
 
 def call_reader(read: Callable[..., Any], values: Sequence[tf.Tensor], spec: Any) -> Any:
     """Calls `read` with values. Returns its arrays [b, ...], of the structure `spec`. Traced."""
     flat_spec = tf.nest.flatten(spec)
-    flat = tf.numpy_function(lambda *given: tf.nest.flatten(read(*given)), values, [each.dtype for each in flat_spec])
-    shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
+    dtypes = [leaf_spec.dtype for leaf_spec in flat_spec]
+    arrays = tf.numpy_function(lambda *arguments: tf.nest.flatten(read(*arguments)), values, dtypes)
+    shaped = []
+    for array, leaf_spec in zip(arrays, flat_spec, strict=True):
+        shaped.append(tf.ensure_shape(array, [None, *leaf_spec.shape]))
     return tf.nest.pack_sequence_as(spec, shaped)
 
 
@@ -433,16 +450,16 @@ class BlockOrder:
     def take(self, epoch: int, positions: Array) -> Arrays:
         """Returns the rows at ascending positions of an epoch."""
         pools, ends = self._divide(epoch)
-        found = []
+        parts = []
         for pool in np.unique(np.searchsorted(ends, positions, side="right")):
             first = ends[pool - 1] if pool else 0
             mine = positions[(positions >= first) & (positions < ends[pool])] - first
             arrays, order = self._get(epoch, int(pool), len(pools))
-            found.append(arrays.map(partial(gather, rows=order[mine])))
+            parts.append(arrays.map(partial(gather, rows=order[mine])))
         if positions[-1] == ends[-1] - 1:
             with self._lock:
                 self._loaded.pop((epoch, len(pools) - 1), None)
-        return concatenate(found)
+        return concatenate(parts)
 
     def _divide(self, epoch: int) -> tuple[list[list[Piece]], Array]:
         """Returns the pieces in each pool of an epoch, and the position after its last row."""

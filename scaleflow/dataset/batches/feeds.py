@@ -180,6 +180,7 @@ class ArrayFeed:
         self._columns = Columns(arrays.parts)
         self._arrays = self._hold(arrays)
         self._drawn = Permutation(len(arrays))
+        #: The indices of the examples from a position of the epoch on, and that position. None: they are computed.
         self._listed: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def _hold(self, arrays: Arrays) -> Any:
@@ -256,7 +257,8 @@ class ArrayFeed:
         if self._listed is None:
             indices = self._find_indices(epoch, position)
         else:
-            listed, start = self._listed  # a gather, since XLA compiles again for every other start of a slice
+            listed, start = self._listed
+            # A gather of the row, because XLA would compile a slice again for each start.
             indices = tf.gather(tf.reshape(listed, [-1, size]), (first - start) // size)
         return add_mask(self._take(arrays, indices), mask)
 

@@ -71,35 +71,35 @@ MAX_EXAMPLES = 5
 class ClassMatch:
     """How the targets of one output change."""
 
-    given: Outputs  # the output of the source
+    source_output: Outputs
     wanted: Outputs  # the output with the classes of the earlier run
     places: Sequence[int | None]  # for each class or label of the source its index there; None if it is unknown
 
     @property
     def unknown(self) -> list[int]:
         """The classes of the source that are unknown and may not occur."""
-        unknown_are_ignored = self.wanted.ignore is not None and self.given.ignore is None
+        unknown_are_ignored = self.wanted.ignore is not None and self.source_output.ignore is None
         if unknown_are_ignored:
             return []
         return [number for number, place in enumerate(self.places) if place is None]
 
     def convert(self, targets: tf.Tensor) -> tf.Tensor:
-        """Converts targets [..., *given.target_shape] to [..., *wanted.target_shape]."""
-        if self.given.kind == "multi_label":
+        """Converts targets [..., *source_output.target_shape] to [..., *wanted.target_shape]."""
+        if self.source_output.kind == "multi_label":
             return self._convert_labels(targets)
         numbers = tf.cast(targets, tf.int32)
         place_of_unknown = self.wanted.ignore or 0
         places = tf.constant([place_of_unknown if place is None else place for place in self.places])
-        ignored = self.given.ignore
+        ignored = self.source_output.ignore
         if ignored is None:
             classes = tf.gather(places, numbers)
         else:
             is_ignored = tf.equal(targets, tf.cast(ignored, targets.dtype))
             classes = tf.gather(places, tf.where(is_ignored, 0, numbers))
             classes = tf.where(is_ignored, ignored, classes)
-        if self.given.kind == self.wanted.kind:
+        if self.source_output.kind == self.wanted.kind:
             return tf.cast(classes, targets.dtype)
-        if self.given.kind == "binary":
+        if self.source_output.kind == "binary":
             return classes[..., 0]
         return tf.cast(classes[..., None], tf.float32)
 
@@ -121,8 +121,8 @@ def match_source(source: Source, earlier: EarlierState) -> Source:
     check_contract(source)
     matches: dict[str, ClassMatch] = {}
 
-    def match(name: str, given: Outputs) -> Outputs:
-        matched = match_outputs(name, given, earlier)
+    def match(name: str, source_output: Outputs) -> Outputs:
+        matched = match_outputs(name, source_output, earlier)
         if isinstance(matched, ClassMatch):
             matches[name] = matched
             return matched.wanted
@@ -132,63 +132,63 @@ def match_source(source: Source, earlier: EarlierState) -> Source:
     return MatchedSource(source, outputs, matches) if outputs != source.outputs else source
 
 
-def match_outputs(name: str, given: Outputs, earlier: EarlierState) -> Outputs | ClassMatch:
+def match_outputs(name: str, source_output: Outputs, earlier: EarlierState) -> Outputs | ClassMatch:
     """Returns how the targets of an output change. If they do not, returns the output, whose description may change."""
     known = earlier.find_outputs(name)
     label = f"dataset: {label_leaf('targets', name)}"
-    if known is None or known == given:
-        return given
-    if not is_alike(known, given):
+    if known is None or known == source_output:
+        return source_output
+    if not is_alike(known, source_output):
         if earlier.extends:
-            return given
+            return source_output
         raise ConfigError(
-            f"{label} are {given.kind} of shape {given.target_shape}, and those of the earlier run are {known.kind} of "
-            f"shape {known.target_shape}"
+            f"{label} are {source_output.kind} of shape {source_output.target_shape}, and those of the earlier run are "
+            f"{known.kind} of shape {known.target_shape}"
         )
     if known.kind == "regression":
-        return given if earlier.extends else replace(given, scaling=known.scaling)
-    has_one_names_only = (known.names is None) != (given.names is None)
+        return source_output if earlier.extends else replace(source_output, scaling=known.scaling)
+    has_one_names_only = (known.names is None) != (source_output.names is None)
     if earlier.extends:
-        if not set(known.names or ()) & set(given.names or ()):
-            return given  # another task
-        known = extend_classes(known, given.names or ())
-    places = match_classes(label, given, known, has_names=not has_one_names_only)
-    shape = known.shape if known.is_one_class else (*given.shape[:-1], known.shape[-1])
-    ignore = given.ignore if known.ignore is None else known.ignore
-    return ClassMatch(given, replace(known, shape=shape, ignore=ignore), places)
+        if not set(known.names or ()) & set(source_output.names or ()):
+            return source_output  # another task
+        known = extend_classes(known, source_output.names or ())
+    places = match_classes(label, source_output, known, has_names=not has_one_names_only)
+    shape = known.shape if known.is_one_class else (*source_output.shape[:-1], known.shape[-1])
+    ignore = source_output.ignore if known.ignore is None else known.ignore
+    return ClassMatch(source_output, replace(known, shape=shape, ignore=ignore), places)
 
 
-def match_classes(label: str, given: Outputs, known: Outputs, has_names: bool) -> Sequence[int | None]:
+def match_classes(label: str, source_output: Outputs, known: Outputs, has_names: bool) -> Sequence[int | None]:
     """Returns for each class of the source its index in the earlier run; None if it is unknown.
 
     Args:
         label: names the targets in messages.
-        given: the output of the source.
+        source_output: the output of the source.
         known: the output of the earlier run.
         has_names: whether both have names of classes, or neither. Otherwise, equal numbers are equal classes.
     """
     from scaleflow.serving.cells import match_names  # it imports pyarrow and pandas
 
-    given_classes = list_classes(given)
+    source_classes = list_classes(source_output)
     known_classes = list_classes(known)
     if has_names:
-        places: Sequence[int | None] = match_names(given_classes, known_classes)
+        places: Sequence[int | None] = match_names(source_classes, known_classes)
         return places
-    if len(given_classes) != len(known_classes):
+    if len(source_classes) != len(known_classes):
         raise ConfigError(
-            f"{label} have {len(given_classes)} classes, and the earlier run knows {len(known_classes)}; they can be "
+            f"{label} have {len(source_classes)} classes, and the earlier run knows {len(known_classes)}; they can be "
             "told apart only if both have names: set Outputs.names"
         )
     return range(len(known_classes))
 
 
-def is_alike(known: Outputs, given: Outputs) -> bool:
+def is_alike(known: Outputs, source_output: Outputs) -> bool:
     """Returns whether two outputs are of the same kind. One class per example may be one of two or of several."""
-    if known.is_one_class or given.is_one_class:
-        return known.is_one_class and given.is_one_class
-    if known.kind != given.kind or len(known.shape) != len(given.shape):
+    if known.is_one_class or source_output.is_one_class:
+        return known.is_one_class and source_output.is_one_class
+    if known.kind != source_output.kind or len(known.shape) != len(source_output.shape):
         return False
-    return known.kind not in ("regression", "binary") or known.shape == given.shape
+    return known.kind not in ("regression", "binary") or known.shape == source_output.shape
 
 
 def list_classes(outputs: Outputs) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ class LevelledSource(SourceView):
 
 def describe_absent_labels(name: str, match: ClassMatch) -> str:
     """Returns a note about labels that the source lacks; "" if it has all. Absent classes need no note."""
-    if match.given.kind != "multi_label":
+    if match.source_output.kind != "multi_label":
         return ""
     absent = [label for number, label in enumerate(list_classes(match.wanted)) if number not in match.places]
     if not absent:
@@ -261,7 +261,7 @@ def refuse_unknown(split: str, examples: Rows, name: str, match: ClassMatch) -> 
     places_by_class = find_unknown_classes(split, examples, name, match=match)
     if not places_by_class:
         return
-    names = list_classes(match.given)
+    names = list_classes(match.source_output)
     parts: list[str] = []
     for unknown, places in places_by_class.items():
         shown = ", ".join(examples.name_rows(places[:MAX_EXAMPLES]))
@@ -282,7 +282,7 @@ def find_unknown_classes(split: str, examples: Rows, name: str, match: ClassMatc
         rows = targets.reshape(len(targets), -1)
         for unknown in match.unknown:
             has_class = (rows == unknown).any(axis=1)
-            if match.given.kind == "multi_label":
+            if match.source_output.kind == "multi_label":
                 has_class = rows[:, unknown] > 0
             if has_class.any():
                 places = first + np.flatnonzero(has_class)

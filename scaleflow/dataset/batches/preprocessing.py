@@ -125,7 +125,10 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     """
     inputs = name_leaves(source.inputs)
     own = getattr(source, "preprocessing", None) or {}
-    preprocessings = {name: each for name, each in name_leaves(own).items() if each is not None}
+    preprocessings = {}
+    for name, preprocessing in name_leaves(own).items():
+        if preprocessing is not None:
+            preprocessings[name] = preprocessing
     unknown = set(preprocessings) - set(inputs)
     if unknown:
         raise ConfigError(
@@ -135,14 +138,14 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     if not options.normalise:
         return preprocessings
     if preprocessings:
-        kinds = ", ".join(sorted({type(each).__name__ for each in preprocessings.values()}))
+        kinds = ", ".join(sorted({type(preprocessing).__name__ for preprocessing in preprocessings.values()}))
         raise ConfigError(
             f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with {kinds}; remove "
             "dataset.normalise"
         )
     if "" in inputs:
         return {"": Normalise(inputs[""])}
-    chosen = {name: Normalise(each) for name, each in inputs.items() if can_be_normalised(each)}
+    chosen = {name: Normalise(described) for name, described in inputs.items() if can_be_normalised(described)}
     if not chosen:
         raise ConfigError(
             f"dataset.normalise=true: none of the dataset's inputs ({', '.join(inputs)}) is float; remove it"
@@ -164,19 +167,22 @@ def learn_on_chief(
 
     Raises ConfigError if an example cannot be read, or the earlier run preprocessed an input in another way.
     """
-    known = {name: find_learned(name, each, earlier) for name, each in preprocessings.items()}
+    known = {name: find_learned(name, preprocessing, earlier) for name, preprocessing in preprocessings.items()}
     counts = earlier is not None and earlier.counts_words
     extends = counts or (earlier is not None and earlier.extends)
-    new = {n: each for n, each in preprocessings.items() if known[n] is None or (extends and hasattr(each, "extend"))}
+    new = {}
+    for name, preprocessing in preprocessings.items():
+        if known[name] is None or (extends and hasattr(preprocessing, "extend")):
+            new[name] = preprocessing
 
     def learn() -> dict[str, Any]:
         with refuse_unreadable("train", train):
-            return {name: each.learn(train.read_to_learn(name)) for name, each in new.items()}
+            return {name: preprocessing.learn(train.read_to_learn(name)) for name, preprocessing in new.items()}
 
     def recall() -> dict[str, Any]:
         options = describe_options(new)
-        found: dict[str, Any] = learn() if options is None else train.recall("statistics", options, learn)
-        return found
+        results: dict[str, Any] = learn() if options is None else train.recall("statistics", options, learn)
+        return results
 
     learned: dict[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall()))) if new else {}
     unknown: list[str] = []
@@ -204,12 +210,14 @@ def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState 
 
     Raises ConfigError if the earlier run preprocessed this input in another way, unless new columns are allowed.
     """
-    found = None if earlier is None else earlier.state.preprocessing.get(name)
-    if earlier is None or (found is not None and found.path == name_class(preprocessing)):
-        return found
+    earlier_preprocessing = None if earlier is None else earlier.state.preprocessing.get(name)
+    if earlier is None:
+        return None
+    if earlier_preprocessing is not None and earlier_preprocessing.path == name_class(preprocessing):
+        return earlier_preprocessing
     if earlier.extends and not earlier.counts_words:
         return None
-    before = "not at all" if found is None else f"with {found.path.rpartition('.')[2]}"
+    before = "not at all" if earlier_preprocessing is None else f"with {earlier_preprocessing.path.rpartition('.')[2]}"
     raise ConfigError(
         f"dataset: {label_leaf('inputs', name)} is preprocessed with {type(preprocessing).__name__}, and the earlier "
         f"run preprocessed it {before}; use the dataset options of that run"
@@ -273,7 +281,7 @@ def make_transform(
         layer = make_layer(preprocessings, learned, names)
         raw = [tf.constant(samples[name]) for name in names]
         # Traced once: each split, and the description of its features, would trace it again.
-        specs = [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in raw]
+        specs = [tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in raw]
         run = tf.function(lambda inputs: apply_layer(layer, inputs), input_signature=[specs], autograph=False)
         outputs = run(raw)
     features = {name: preprocessings[name].features(learned[name]) for name in names}

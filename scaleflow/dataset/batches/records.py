@@ -123,21 +123,40 @@ def to_record(arguments: tuple[Any, ...]) -> Any:
     return arguments if len(arguments) > 1 else arguments[0]
 
 
+def concatenate_batches(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns the parts of examples (input, target, ...) with the arrays of all batches, [n, ...]."""
+    parts = []
+    for structures in zip(*batches, strict=True):  # the same part of each batch
+        parts.append(map_leaves(lambda *arrays: np.concatenate(arrays), *structures))
+    return tuple(parts)
+
+
+def stack_records(records: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns the parts of examples (input, target, ...) with the values of all records, [n, ...]."""
+    parts = []
+    for structures in zip(*records, strict=True):  # the same part of each record
+        parts.append(map_leaves(lambda *values: stack_values(values), *structures))
+    return tuple(parts)
+
+
 def check_decoded_targets(stream: StreamRows, outputs: OutputStructure) -> StreamRows:
     """Returns the stream with a check that decoded targets are valid for their kind, and weights not negative."""
-    limits = {name: (each, largest_target(each)) for name, each in name_leaves(outputs).items()}
-    limited = {name: (each, last) for name, (each, last) in limits.items() if last is not None}
+    limited = {}
+    for name, described in name_leaves(outputs).items():
+        last = largest_target(described)
+        if last is not None:
+            limited[name] = (described, last)
 
     def decode_checked(*record: Any) -> tuple[Any, ...]:
         inputs, targets, *weights = call_decode(stream, to_record(record))
         checks = []
         for name, target in name_leaves(targets).items():
             if name in limited:
-                each, last = limited[name]
+                described, last = limited[name]
                 is_valid = (target >= 0) & (target <= last)
-                if each.ignore is not None:
-                    is_valid |= target == each.ignore
-                message = f"its {each.kind} {label_leaf('target', name)} is not between 0 and {last}"
+                if described.ignore is not None:
+                    is_valid |= target == described.ignore
+                message = f"its {described.kind} {label_leaf('target', name)} is not between 0 and {last}"
                 checks.append(tf.debugging.Assert(tf.reduce_all(is_valid), [message, target]))
         for weight in weights:
             is_valid = (tf.cast(weight, tf.float32) >= 0) & (tf.cast(weight, tf.float32) < np.inf)
@@ -256,7 +275,7 @@ def draw(
         indices = portion * BLOCK + tf.range(tf.shape(tf.nest.flatten(record)[0], tf.int64)[0])
         is_drawn = tf.random.experimental.index_shuffle(indices, seed, max_index) < held_out
         is_selected = is_drawn if is_held_out else tf.logical_not(is_drawn)
-        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_selected), to_record(record))
+        return tf.nest.map_structure(lambda component: tf.boolean_mask(component, is_selected), to_record(record))
 
     blocks = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
     size = held_out if is_held_out else count - held_out
@@ -336,8 +355,8 @@ class StreamRows(Stream, Rows):
 
     def read(self, places: Array) -> tuple[Any, ...]:
         chosen = self if len(places) == len(self) else self.select(places)
-        parts = list(chosen.batch(READ_BATCH_SIZE).as_numpy_iterator())
-        return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+        batches = list(chosen.batch(READ_BATCH_SIZE).as_numpy_iterator())
+        return concatenate_batches(batches)
 
     def read_first(self, count: int) -> Any:
         first = [x for x, *_ in decode_records(self, self.dataset.take(count)).as_numpy_iterator()]
@@ -362,15 +381,15 @@ class StreamRows(Stream, Rows):
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         first = decode_records(self, self.dataset.take(DIGESTED))
-        found = [] if self.varies else list(read_readable(first, DIGESTED))
-        if found:
-            parts = tuple(map_leaves(lambda *values: stack_values(values), *each) for each in zip(*found, strict=True))
+        records = [] if self.varies else list(read_readable(first, DIGESTED))
+        if records:
+            parts = stack_records(records)
         else:
             parts = tf.nest.map_structure(
                 lambda spec: np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype), self.spec
             )
         covers = (
-            "no values, because they differ at each reading" if self.varies else f"a sample of {len(found)} examples"
+            "no values, because they differ at each reading" if self.varies else f"a sample of {len(records)} examples"
         )
         return covers, iter([parts])
 
@@ -397,7 +416,8 @@ class StreamRows(Stream, Rows):
     def name_rows(self, places: Sequence[int]) -> list[str]:
         if self.name is None:
             return super().name_rows(places)
-        return [name_record(self, *each) for each in zip(places, self._read_records(places), strict=True)]
+        records = self._read_records(places)
+        return [name_record(self, place, record) for place, record in zip(places, records, strict=True)]
 
     def find_unreadable(self) -> Iterator[int]:
         """Yields the indices of the records that cannot be decoded. It decodes in parallel."""
@@ -417,7 +437,8 @@ class StreamRows(Stream, Rows):
 
     def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
         """Returns the errors of records that cannot be decoded, by their ascending indices."""
-        return [describe_record(self, *each) for each in zip(places, self._read_records(places), strict=False)]
+        records = self._read_records(places)
+        return [describe_record(self, place, record) for place, record in zip(places, records, strict=False)]
 
     def _read_records(self, places: Sequence[int]) -> list[Any]:
         wanted = tf.constant(sorted(places), tf.int64)
@@ -475,18 +496,16 @@ class Records(StreamRows):
 
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
         deadline = time.monotonic() + TARGET_SECONDS
-        found = []
+        batches = []
         try:
             for batch in self.iterate(lambda _, *rest: rest):  # a file that only the inputs come from is not read
-                found.append(batch)
+                batches.append(batch)
                 if time.monotonic() > deadline:
                     return None
         except tf.errors.OpError:  # training reports bad examples
             return None
-        read, *weights = (
-            map_leaves(lambda *values: np.concatenate(values), *parts) for parts in zip(*found, strict=True)
-        )
-        return read, weights[0] if weights else None
+        targets, *weights = concatenate_batches(batches)
+        return targets, weights[0] if weights else None
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         if len(self) <= DIGESTED:

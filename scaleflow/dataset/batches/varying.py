@@ -60,10 +60,10 @@ def settle_variation(split: str, stream: StreamRows, options: Dataset, workers: 
     Raises:
         ConfigError: if examples are chosen by their place, and the example at a place differs at each reading.
     """
-    found = Variation(**json.loads(workers.from_chief(lambda: json.dumps(asdict(find_variation(stream))))))
-    if not found.examples:
+    variation = Variation(**json.loads(workers.from_chief(lambda: json.dumps(asdict(find_variation(stream))))))
+    if not variation.examples:
         return stream
-    if found.records and found.targets:
+    if variation.records and variation.targets:
         ordered = sort_records(split, stream, workers)
         if ordered is not None:
             return ordered
@@ -73,7 +73,7 @@ def settle_variation(split: str, stream: StreamRows, options: Dataset, workers: 
         how = "The figures of the test hold for one reading"
     emit(Note(f"dataset: examples of {split!r} differ at each reading, such as by a random augmentation. {how}"))
     settled = replace(stream, varies=True)
-    return settled if found.records else cache_records(split, settled)
+    return settled if variation.records else cache_records(split, settled)
 
 
 def find_variation(stream: StreamRows) -> Variation:
@@ -87,7 +87,7 @@ def find_variation(stream: StreamRows) -> Variation:
         if not differ(first, second):
             return Variation()
         records = differ(*read_twice(lambda: stream.dataset.take(FIRST_EXAMPLES)))
-        pairs = [[example[1:] for example in each] for each in (first, second)]
+        pairs = [[example[1:] for example in reading] for reading in (first, second)]
         if len({encode(target) for target in pairs[0]}) == 1 and not differ(*pairs):
             pairs = read_twice(lambda: stream.batch(1, lambda _, *rest: rest).take(FIRST_TARGETS))
         is_known = len({encode(target) for target in pairs[0]}) > 1
@@ -114,7 +114,7 @@ def iterate_twice(make: Callable[[], tf.data.Dataset]) -> Iterator[tuple[int, An
 
 
 def differ(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return [encode(each) for each in first] != [encode(each) for each in second]
+    return [encode(element) for element in first] != [encode(element) for element in second]
 
 
 def encode(element: Any) -> bytes:
@@ -150,7 +150,7 @@ def sort_records(split: str, stream: StreamRows, workers: Workers) -> Records | 
 
 def refuse_chosen_places(split: str, stream: StreamRows, options: Dataset) -> None:
     """Raises ConfigError if something chooses examples by their place in the split."""
-    is_divided = any(each is not None for each in (stream.groups, stream.times, stream.strata))
+    is_divided = any(keys is not None for keys in (stream.groups, stream.times, stream.strata))
     key = "dataset.split" if is_divided else ""
     if split != "train":
         key = "the evaluation"

@@ -444,10 +444,10 @@ def draw_strata(strata: Array, fraction: float, seeds: Sequence[int], least: int
     """
     sizes = np.bincount(strata)
     quotas = np.floor(fraction * sizes).astype(np.int64)
-    left = round(fraction * len(strata)) - quotas.sum()
+    undistributed = round(fraction * len(strata)) - quotas.sum()
     random = np.random.default_rng(list(seeds))
     rests = fraction * sizes - quotas + 1e-9 * random.random(len(sizes))
-    quotas[np.argsort(-rests)[: max(left, 0)]] += 1
+    quotas[np.argsort(-rests)[: max(undistributed, 0)]] += 1
     limits = np.maximum(sizes - 1, 0)
     quotas = np.clip(quotas, np.minimum(least, limits), limits)
     order, classes, places = order_by_class(strata, random)

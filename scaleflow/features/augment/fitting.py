@@ -54,12 +54,12 @@ def find_only(
         ConfigError: if an option in `keys` is set, but no input fits, or several do.
     """
     leaves = name_leaves(inputs)
-    found = [name for name, each in leaves.items() if fits(each)]
-    if len(found) == 1:
-        return found[0]
+    fitting_names = [name for name, described in leaves.items() if fits(described)]
+    if len(fitting_names) == 1:
+        return fitting_names[0]
     for key in keys:
         if getattr(options, key):
-            one = "one in each example, " if found else ""
+            one = "one in each example, " if fitting_names else ""
             raise ConfigError(
                 f"{label_option(options, key)}: needs {needed}, {one}and the dataset's inputs "
                 f"{describe_shapes(leaves)}; remove it"
@@ -70,7 +70,7 @@ def find_only(
 def describe_shapes(leaves: Mapping[str, Inputs]) -> str:
     if "" in leaves:
         return f"have shape {leaves[''].shape}"
-    return f"are {', '.join(f'{name} {each.shape}' for name, each in leaves.items())}"
+    return f"are {', '.join(f'{name} {described.shape}' for name, described in leaves.items())}"
 
 
 def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
@@ -106,11 +106,11 @@ def check_changed_values(
             "dataset.normalise false"
         )
     if options.word_dropout and text is not None:
-        for each in name_leaves(outputs).values():
-            if each.target_shape[:1] == named[text].shape[:1]:
+        for described in name_leaves(outputs).values():
+            if described.target_shape[:1] == named[text].shape[:1]:
                 raise ConfigError(
                     f"{label_option(options, 'word_dropout')}: leaves out words, and the dataset's targets of shape "
-                    f"{each.target_shape} are for each word; remove it"
+                    f"{described.target_shape} are for each word; remove it"
                 )
 
 
@@ -127,14 +127,17 @@ def find_masks(
     if image is None or (not moves and not options.erase):
         return {}
     size = tuple(name_leaves(inputs)[image].shape[:2])
-    masks = {name: each for name, each in name_leaves(outputs).items() if tuple(each.target_shape[:2]) == size}
-    for name, each in name_leaves(outputs).items():
-        if moves and name not in masks and len(each.shape) > 2:
+    masks = {}
+    for name, described in name_leaves(outputs).items():
+        if tuple(described.target_shape[:2]) == size:
+            masks[name] = described
+    for name, described in name_leaves(outputs).items():
+        if moves and name not in masks and len(described.shape) > 2:
             raise ConfigError(
                 f"{label_option(options, moves[0])}: moves the pixels of images, but not the dataset's targets of "
-                f"shape {each.target_shape}; augment both in the dataset"
+                f"shape {described.target_shape}; augment both in the dataset"
             )
-        if options.crop and name in masks and each.ignore is None:
+        if options.crop and name in masks and described.ignore is None:
             raise ConfigError(
                 f"{label_option(options, 'crop')}: adds a border, and the dataset has no target for it "
                 "(Outputs.ignore); use dataset.augment.resized_crop"

@@ -457,8 +457,9 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
 
     Raises ConfigError if the dataset cannot be read.
     """
-    from scaleflow import dataset, objective, training
+    from scaleflow import dataset, training
     from scaleflow.evaluation.predictions import Predictions, make_predictions_table
+    from scaleflow.objective import Loader, make_objective
 
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = EarlierState(state)
@@ -469,13 +470,13 @@ def read_split(plan: Plan, state: LearnedState, runtime: Runtime, parts: SavedPa
     split, examples = choose_split(splits.by_name(), None)
     batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
-    loader = objective.Loader(locate_target, bind_target)
-    goal = objective.make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
+    loader = Loader(locate_target, bind_target)
+    objective = make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
 
     outputs = earlier.take_answers(source.outputs)
 
     def evaluate(forward: Any) -> tuple[Mapping[str, float], Predictions]:
-        evaluation = training.Evaluation(runtime.strategy, forward, goal)
+        evaluation = training.Evaluation(runtime.strategy, forward, objective)
         keeper = PredictionKeeper(outputs, feed)
         evaluation.keep_outputs(feed, keeper)
         metrics = evaluation(feed)

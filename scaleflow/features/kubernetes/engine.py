@@ -194,12 +194,13 @@ def escape_expansion(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def metadata(cluster: KubernetesCluster) -> dict[str, Any]:
+def make_metadata(cluster: KubernetesCluster) -> dict[str, Any]:
+    """Returns the metadata of the objects of a run: their name, namespace and labels."""
     namespace = {} if cluster.namespace is None else {"namespace": cluster.namespace}
-    return {"name": cluster.job, **namespace, "labels": labels(cluster)}
+    return {"name": cluster.job, **namespace, "labels": make_labels(cluster)}
 
 
-def labels(cluster: KubernetesCluster) -> dict[str, str]:
+def make_labels(cluster: KubernetesCluster) -> dict[str, str]:
     return {"app.kubernetes.io/name": "scaleflow", "app.kubernetes.io/instance": cluster.job}
 
 
@@ -208,7 +209,7 @@ def service(cluster: KubernetesCluster) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(cluster),
+        "metadata": make_metadata(cluster),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -229,7 +230,7 @@ def job(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_sec
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata(cluster),
+        "metadata": make_metadata(cluster),
         "spec": {
             "completionMode": "Indexed",
             "completions": pods,
@@ -244,7 +245,7 @@ def job(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_sec
                     {"action": "FailJob", "onExitCodes": {**exit_codes, "values": [REFUSED]}},
                 ]
             },
-            "template": {"metadata": {"labels": labels(cluster)}, "spec": spec},
+            "template": {"metadata": {"labels": make_labels(cluster)}, "spec": spec},
         },
     }
 
