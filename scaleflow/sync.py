@@ -100,7 +100,9 @@ def correct_store(folder: Path, uri: str | None) -> str:
         return f"{os.path.relpath(file)}: its paths are right"
     old = ", ".join(map(str, corrected.roots))
     line = f"{os.path.relpath(file)}: {corrected.changed} paths changed from {old} to {file.parent}"
-    return line + (f"; {corrected.left} runs have their files only in the old place" if corrected.left else "")
+    if corrected.left_behind:
+        line += f"; {corrected.left_behind} runs have their files only in the old place"
+    return line
 
 
 WORDS: dict[SyncResult, str] = {

@@ -286,16 +286,17 @@ class OptunaSweeper(Sweeper):
         """
         optuna = import_optuna()
         owner = read_owner(folder)
-        if not self._find_left(study, owner) and count_begun(study) >= self._count:
+        if not self._find_open_trials(study, owner) and count_begun(study) >= self._count:
             return
         runner = self._task.sweep(self._context, self._config) if self._is_scaleflow else None
-        left = self._find_left(study, owner)  # again: now the runner has locked the folder, so nobody else runs them
+        # Again: now the runner has locked the folder, so nobody else runs them.
+        open_trials = self._find_open_trials(study, owner)
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
         number = 0
         refused = 0
         while True:
-            batch = left[:batch_size]
-            left = left[batch_size:]
+            batch = open_trials[:batch_size]
+            open_trials = open_trials[batch_size:]
             while len(batch) < batch_size and count_begun(study) < self._count:
                 batch.append(self._ask(study, owner, folder))
             if not batch:
@@ -321,15 +322,15 @@ class OptunaSweeper(Sweeper):
             if is_stopped:
                 return
 
-    def _find_left(self, study: optuna.Study, owner: str) -> list[optuna.Trial]:
+    def _find_open_trials(self, study: optuna.Study, owner: str) -> list[optuna.Trial]:
         """Returns the open trials that a command in this folder started."""
         optuna = import_optuna()
         running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
-        left = []
+        open_trials = []
         for trial in running:
             if self._storage is None or trial.user_attrs.get(OWNER) == owner:
-                left.append(continue_trial(study, trial))
-        return left
+                open_trials.append(continue_trial(study, trial))
+        return open_trials
 
     def _ask(self, study: optuna.Study, owner: str, folder: Path) -> optuna.Trial:
         """Starts a trial. The number of the command's first trial determines the seed of the sampler."""

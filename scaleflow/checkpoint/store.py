@@ -167,7 +167,7 @@ class CheckpointStore:
 
     def _list_own(self, path: str) -> list[str]:
         """Returns the names of the checkpoint's own files in its folder."""
-        return [each for each in tf.io.gfile.listdir(path) if OWN_FILE.fullmatch(each) or each in self._records]
+        return [name for name in tf.io.gfile.listdir(path) if OWN_FILE.fullmatch(name) or name in self._records]
 
     def quarantine(self, step: int) -> None:
         """Renames the manifest of a damaged checkpoint. Its files stay, but no longer count as a checkpoint."""

@@ -80,9 +80,9 @@ CHECKS: Mapping[str, Callable[[Arguments], object]] = {
     "scaleflow.dataset.table.Table": check_table,
     "scaleflow.dataset.image_folder.ImageFolder": check_class_folders,
     "scaleflow.dataset.text_folder.TextFolder": check_class_folders,
-    "scaleflow.dataset.segmentation_folder.SegmentationFolder": lambda each: find_data_dir(each["data_dir"]),
+    "scaleflow.dataset.segmentation_folder.SegmentationFolder": lambda arguments: find_data_dir(arguments["data_dir"]),
     "scaleflow.dataset.npz.Npz": check_arrays,
-    "scaleflow.dataset.tfrecord.TFRecord": lambda each: find_files(each["data_dir"], RECORD_SUFFIXES),
-    "scaleflow.dataset.tokens.Tokens": lambda each: find_files(each["data_dir"], CORPUS_SUFFIXES),
-    "scaleflow.dataset.huggingface.HuggingFace": lambda each: find_data_dir(each["data_dir"]),
+    "scaleflow.dataset.tfrecord.TFRecord": lambda arguments: find_files(arguments["data_dir"], RECORD_SUFFIXES),
+    "scaleflow.dataset.tokens.Tokens": lambda arguments: find_files(arguments["data_dir"], CORPUS_SUFFIXES),
+    "scaleflow.dataset.huggingface.HuggingFace": lambda arguments: find_data_dir(arguments["data_dir"]),
 }

@@ -304,7 +304,7 @@ def find_arrays(
     """Returns the arrays of one split."""
     first = names[0] + ending
     examples = len(arrays[first]) if arrays[first].ndim else 0
-    found: dict[str, Array] = {}
+    arrays_by_name: dict[str, Array] = {}
     for name in (*names, *keys):
         array = arrays[name + ending]
         is_valid = array.dtype.kind in "biuf" and array.ndim > 0
@@ -319,10 +319,10 @@ def find_arrays(
             raise ConfigError(
                 f"dataset.data_dir={data_dir}: {first} has {examples} examples, but {name + ending} has {len(array)}"
             )
-        found[name] = array
+        arrays_by_name[name] = array
     if not examples:
         raise ConfigError(f"dataset.data_dir={data_dir}: {first} is empty")
-    return found
+    return arrays_by_name
 
 
 def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> Inputs:

@@ -16,6 +16,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Inputs,
     InputStructure,
+    Outputs,
     OutputStructure,
     Preprocessing,
     Source,
@@ -317,12 +318,15 @@ def describe_input(shape: tuple[int, ...], dtype: Any) -> Inputs:
 def example_specs(inputs: InputStructure, outputs: OutputStructure, parts: int) -> tuple[Any, ...]:
     """Returns the specs of an example: (input, target), or with a weight. Their names are for messages."""
 
-    def spec(what: str, name: str, shape: tuple[int, ...], dtype: str) -> tf.TensorSpec:
-        return tf.TensorSpec(shape, dtype, f"its {label_leaf(what, name)}")
+    def input_spec(name: str, described: Inputs) -> tf.TensorSpec:
+        return tf.TensorSpec(described.shape, described.dtype, f"its {label_leaf('input', name)}")
+
+    def target_spec(name: str, described: Outputs) -> tf.TensorSpec:
+        return tf.TensorSpec(described.target_shape, described.target_dtype, f"its {label_leaf('target', name)}")
 
     specs = (
-        map_named(lambda name, each: spec("input", name, each.shape, dtype=each.dtype), inputs),
-        map_named(lambda name, each: spec("target", name, each.target_shape, dtype=each.target_dtype), outputs),
+        map_named(input_spec, inputs),
+        map_named(target_spec, outputs),
         tf.TensorSpec((), tf.float32, "its weight"),
     )
     return specs[:parts]

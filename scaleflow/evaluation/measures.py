@@ -475,7 +475,7 @@ def calibrate(data: Classes, weights: Array) -> Classes:
             factors = divide_or(support, (shares / (powered @ factors)) @ powered)
         of_target = (powered * factors)[np.arange(len(target)), target] / (powered @ factors)
         loss = float(-np.average(np.log(np.maximum(of_target, EPSILON)), weights=shares))
-        best = min(best, (loss, power, factors), key=lambda each: each[0])
+        best = min(best, (loss, power, factors), key=lambda fit: fit[0])
     chances = chances ** best[1] * best[2]
     chances /= chances.sum(axis=1, keepdims=True)
     of_target = chances[np.arange(len(chances)), data.target]

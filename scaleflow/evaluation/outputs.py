@@ -473,7 +473,9 @@ def draw_ranking(
 ) -> list[Drawing]:
     """Draws the ROC and the precision-recall curve of the class `name`. The second one shows the thresholds."""
     keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
-    false, true, precision = (each[keep] for each in (ranking.false_rate, ranking.true_rate, ranking.precision))
+    false = ranking.false_rate[keep]
+    true = ranking.true_rate[keep]
+    precision = ranking.precision[keep]
     roc = Chart("ROC", (0, 1), (0, 1), labels=("false positive rate", "true positive rate"))
     roc.add_line([0, *false], [0, *true]).add_line([0, 1], [0, 1], "rule")
     curve = Chart("precision and recall", (0, 1), (0, 1), labels=("recall", "precision")).add_line(true, precision)

@@ -108,7 +108,7 @@ def bind_examples(
     answers = chances if names[1:2] and names[1] in SCORES else predicted
     if answers is None:
         raise ValueError("it takes probabilities, and this output keeps none")
-    key = next((each for each in METRIC_WEIGHTS if each in names), None)
+    key = next((name for name in METRIC_WEIGHTS if name in names), None)
 
     def compute(places: Array) -> float:
         arguments = {}

@@ -124,7 +124,10 @@ def connect(scheme: str) -> Any:
             return fs.GcsFileSystem(anonymous=bool(endpoint), retry_time_limit=limit, **options)
         endpoint = split_endpoint(environment.get("AZURE_STORAGE_ENDPOINT"))
         names = ("blob_storage_scheme", "blob_storage_authority"), ("dfs_storage_scheme", "dfs_storage_authority")
-        options = {key: value for each in names for key, value in zip(each, endpoint, strict=True)} if endpoint else {}
+        options = {}
+        if endpoint:
+            for scheme_name, authority_name in names:
+                options[scheme_name], options[authority_name] = endpoint
         return fs.AzureFileSystem(
             account_name=environment.get("AZURE_STORAGE_ACCOUNT", ""),
             account_key=environment.get("AZURE_STORAGE_KEY"),

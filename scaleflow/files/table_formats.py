@@ -77,8 +77,9 @@ class CsvForm:
             raise ValueError("it is UTF-16, which pyarrow cannot read in parts; save it as UTF-8")
         text = start.decode(self.encoding, "replace").removeprefix("\ufeff")
         lines = (text.rpartition("\n")[0] or text).splitlines()
-        if lines and (found := SEPARATOR_LINE.fullmatch(lines[0])):
-            return replace(self, delimiter=self.delimiter or found[1], has_separator_line=True)
+        separator = SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
+        if separator is not None:
+            return replace(self, delimiter=self.delimiter or separator[1], has_separator_line=True)
         if self.delimiter is not None:
             return self
 

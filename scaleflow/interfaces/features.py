@@ -436,7 +436,7 @@ def list_own_code(config: Mapping[str, Any]) -> list[Path]:
     files: list[Path] = []
     for feature in list_features().values():
         with report_problems(feature.name, "its own_code is skipped"):
-            files += [Path(each) for each in feature.own_code(config)]
+            files += [Path(path) for path in feature.own_code(config)]
     return files
 
 

@@ -68,8 +68,8 @@ def join_first(words: Sequence[str], most: int = MAX_NAMED, count: int | None = 
     `count` is the number of existing words, if `words` does not contain all of them.
     """
     joined = between.join(words[:most])
-    left = (len(words) if count is None else count) - most
-    return f"{joined} and {left:,} more" if left > 0 else joined
+    others = (len(words) if count is None else count) - most
+    return f"{joined} and {others:,} more" if others > 0 else joined
 
 
 class Readable:

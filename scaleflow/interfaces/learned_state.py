@@ -138,8 +138,8 @@ class EarlierState:
             old = before.get(name, output)
             return replace(output, **{key: getattr(old, key) for key in ANSWERS})
 
-        taken: OutputStructure = map_named(take, outputs)
-        return taken
+        with_answers: OutputStructure = map_named(take, outputs)
+        return with_answers
 
     def find_reading(self, source: object) -> Mapping[str, Any]:
         """Returns how a source of the same class read its files; empty if the class differs."""

@@ -119,9 +119,9 @@ def describe_compiled(part: Any) -> str:
     if part is None or isinstance(part, str):
         return str(part)
     if isinstance(part, Mapping):
-        return f"{{{', '.join(f'{name}: {describe_compiled(each)}' for name, each in part.items())}}}"
+        return f"{{{', '.join(f'{name}: {describe_compiled(inner)}' for name, inner in part.items())}}}"
     if isinstance(part, list | tuple):
-        return f"[{', '.join(describe_compiled(each) for each in part)}]"
+        return f"[{', '.join(describe_compiled(inner) for inner in part)}]"
     return str(getattr(part, "__name__", type(part).__name__))
 
 

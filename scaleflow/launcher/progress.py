@@ -83,6 +83,6 @@ class TrainingProgress:
         began, first = self._measured_from or (0.0, step)
         if step <= first or step >= self._steps:
             return ""
-        left = (self._latest_at - began) / (step - first) * (self._steps - step)
-        left -= time.monotonic() - self._latest_at
-        return f"{format_duration(left)} left" if left > 0 else ""
+        seconds = (self._latest_at - began) / (step - first) * (self._steps - step)
+        seconds -= time.monotonic() - self._latest_at
+        return f"{format_duration(seconds)} left" if seconds > 0 else ""

@@ -117,8 +117,10 @@ class CachedGpt:
         later = tf.where(tf.range(self._window)[None] > places[:, None], -np.inf, 0.0)
         for (norm1, inner, outer, norm2, feed1, feed2), cache in zip(self._blocks, self._caches, strict=True):
             parts = tf.reshape(apply_dense(normalize(x, norm1), inner), [count, 3, heads, self._width])
-            query, *new = tf.unstack(tf.transpose(parts, [1, 2, 0, 3]))
-            keys, values = (each[:, first : first + count].assign(part) for each, part in zip(cache, new, strict=True))
+            query, new_keys, new_values = tf.unstack(tf.transpose(parts, [1, 2, 0, 3]))
+            cached_keys, cached_values = cache
+            keys = cached_keys[:, first : first + count].assign(new_keys)
+            values = cached_values[:, first : first + count].assign(new_values)
             shares = tf.nn.softmax(tf.matmul(query, keys, transpose_b=True) + later)
             seen = tf.transpose(tf.matmul(shares, values), [1, 0, 2])
             x = x + apply_dense(tf.reshape(seen, [count, heads * self._width]), outer)

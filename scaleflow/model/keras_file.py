@@ -59,7 +59,8 @@ def read_compile_config(path: str) -> Mapping[str, Any] | None:
     return compiled if isinstance(compiled, Mapping) and compiled else None
 
 
-def fits(taken: object, shape: tuple[int | None, ...]) -> bool:
-    if not isinstance(taken, tuple) or len(taken) != len(shape):
+def fits(model_shape: object, shape: tuple[int | None, ...]) -> bool:
+    """Returns whether a model takes tensors of a shape. None in one of the shapes stands for any size."""
+    if not isinstance(model_shape, tuple) or len(model_shape) != len(shape):
         return False
-    return all(None in pair or pair[0] == pair[1] for pair in zip(taken, shape, strict=True))
+    return all(None in pair or pair[0] == pair[1] for pair in zip(model_shape, shape, strict=True))

@@ -105,14 +105,14 @@ def label_leaves(structure: Any) -> dict[str, str]:
     names.
     """
     labels: dict[str, str] = {}
-    taken: set[str] = set()
+    used_labels: set[str] = set()
     plain = {name: re.sub(r"\W", "_", name, flags=re.ASCII) for name in name_leaves(structure)}
     for name in sorted(plain, key=lambda name: (name != plain[name], name)):
         label = plain[name] or "inputs"
-        if label.lower() in taken or label[0] == "_" or keyword.iskeyword(label) or label == "self":
+        if label.lower() in used_labels or label[0] == "_" or keyword.iskeyword(label) or label == "self":
             label = f"column_{zlib.crc32(name.encode()):08x}"
         labels[name] = label
-        taken.add(label.lower())
+        used_labels.add(label.lower())
     return labels
 
 

@@ -154,12 +154,12 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     graph = find_graph(model)
     if graph is None:
         return
-    taken, _ = graph
-    is_list = isinstance(taken, list | tuple)
-    if is_list and not isinstance(inputs, Mapping) and len(taken) == 1:
+    model_inputs, _ = graph
+    is_list = isinstance(model_inputs, list | tuple)
+    if is_list and not isinstance(inputs, Mapping) and len(model_inputs) == 1:
         return
-    if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
-        actual = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
+    if is_list or set(name_leaves(model_inputs)) != set(name_leaves(inputs)):
+        actual = f"are a list of {len(model_inputs)}" if is_list else describe_keys(model_inputs)
         keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
         way = f"; build it with keras.Model({{{keys}}}, outputs)" if keys else ""
         raise ConfigError(f"model: its inputs {actual}, but the dataset's inputs {describe_keys(inputs)}{way}")

@@ -62,70 +62,72 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
         return {}
     inputs = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
     names = {id(tensor): label(name) for name, tensor in name_leaves(inputs).items()}
-    of_inputs: list[Segments] = []
+    segments_of_inputs: list[Segments] = []
     for tensor in functional.inputs:
         segment = (names[id(tensor)], count_features(tensor))
-        of_inputs.append((segment,))
-    of_layers: dict[str, Segments] = {}
-    walk(functional, of_inputs, "", of_layers)
-    return of_layers
+        segments_of_inputs.append((segment,))
+    segments_of_layers: dict[str, Segments] = {}
+    walk(functional, segments_of_inputs, "", segments_of_layers)
+    return segments_of_layers
 
 
-def walk(graph: Any, of_inputs: list[Segments], prefix: str, of_layers: dict[str, Segments]) -> list[Segments]:
+def walk(
+    graph: Any, segments_of_inputs: list[Segments], prefix: str, segments_of_layers: dict[str, Segments]
+) -> list[Segments]:
     """Follows the segments of a graph's inputs to its outputs, and returns those of its outputs.
 
-    Adds the segments that each layer takes to `of_layers`, by the layer's path.
+    Adds the segments that each layer takes to `segments_of_layers`, by the layer's path.
     """
-    known = {id(tensor): segments for tensor, segments in zip(graph.inputs, of_inputs, strict=True)}
+    known = {id(tensor): segments for tensor, segments in zip(graph.inputs, segments_of_inputs, strict=True)}
     for node in list_nodes(graph):
         operation = node.operation
-        taken = [known[id(tensor)] for tensor in node.input_tensors]
+        input_segments = [known[id(tensor)] for tensor in node.input_tensors]
         inner = find_functional(operation)
-        if inner is not None and len(inner.inputs) == len(taken):
-            results = walk(inner, taken, f"{prefix}{operation.name}/", of_layers)
+        if inner is not None and len(inner.inputs) == len(input_segments):
+            results = walk(inner, input_segments, f"{prefix}{operation.name}/", segments_of_layers)
         else:
-            of_layers.setdefault(prefix + operation.name, join_segments(taken))
-            results = [pass_on(node, taken, output) for output in node.outputs]
+            segments_of_layers.setdefault(prefix + operation.name, join_segments(input_segments))
+            results = [pass_on(node, input_segments, output) for output in node.outputs]
         known |= zip(map(id, node.outputs), results, strict=True)
     return [known[id(tensor)] for tensor in graph.outputs]
 
 
-def join_segments(of_tensors: Iterable[Segments]) -> Segments:
+def join_segments(segments_of_tensors: Iterable[Segments]) -> Segments:
     """Returns the segments of several tensors one after the other."""
-    return tuple(itertools.chain.from_iterable(of_tensors))
+    return tuple(itertools.chain.from_iterable(segments_of_tensors))
 
 
-def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
+def pass_on(node: Any, input_segments: list[Segments], returned: keras.KerasTensor) -> Segments:
     """Returns the segments of one output of a node's operation."""
     operation = node.operation
     kind = type(operation).__name__
     size = count_features(returned)
-    is_alike = bool(taken) and all(segments == taken[0] for segments in taken)
+    is_alike = bool(input_segments) and all(segments == input_segments[0] for segments in input_segments)
     if getattr(operation, "weights", None):
         if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
-            return taken[0]  # a separate dense layer for each feature
+            return input_segments[0]  # a separate dense layer for each feature
         return ((f"layer {operation.name}", size),)
     is_last = getattr(operation, "axis", -1) in (-1, len(returned.shape) - 1)
     if kind == "Concatenate" and is_last:
-        return join_segments(taken)
+        return join_segments(input_segments)
     if kind == "Concatenate" and is_alike:
-        return taken[0]
+        return input_segments[0]
     if kind == "Stack" and is_last:
-        return tuple((digest(kind, [segments]), 1) for segments in taken)
-    features = sum(count for _, count in taken[0]) if is_alike else 0
+        return tuple((digest(kind, [segments]), 1) for segments in input_segments)
+    features = sum(count for _, count in input_segments[0]) if is_alike else 0
     if features == size and kind in ELEMENTWISE:
-        return taken[0]
-    features = features if len(taken) == 1 else 0
+        return input_segments[0]
+    features = features if len(input_segments) == 1 else 0
     if features == size and kind in (*UNCHANGED, *FLAT):
-        return taken[0]
-    if features and len(taken[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
+        return input_segments[0]
+    if features and len(input_segments[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
         key = node.arguments.args[1] if kind == "GetItem" else ()
         key = list(key) if isinstance(key, tuple) else key  # a loaded model has a list here
         what = "" if key == FIRST else f" {kind} {key}"  # x[:, :1] has the same name as an input with one feature
-        return ((f"{taken[0][0][0]}{what}", size),)
+        return ((f"{input_segments[0][0][0]}{what}", size),)
     if features and kind in FLAT and size % features == 0:
-        return repeat_segments(taken[0], size // features)
-    return ((digest(kind, taken), size),)
+        return repeat_segments(input_segments[0], size // features)
+    return ((digest(kind, input_segments), size),)
 
 
 def repeat_segments(segments: Segments, times: int) -> Segments:
@@ -137,10 +139,10 @@ def repeat_segments(segments: Segments, times: int) -> Segments:
     return tuple(repeated)
 
 
-def digest(kind: str, taken: list[Segments]) -> str:
+def digest(kind: str, input_segments: list[Segments]) -> str:
     """Returns a name for an operation's result: a hash of its operands. The order of operands does not matter."""
     operands = []
-    for segments in taken:
+    for segments in input_segments:
         operands.append(repr([name for name, _ in segments]))
     return hashlib.sha256(repr((kind, sorted(operands))).encode()).hexdigest()
 
@@ -374,12 +376,12 @@ class WeightMapping:
         if not self._changes.maps_rows:
             is_affected = any(f"{name}/".startswith(f"{affected}/") for affected in self._affected)
             return None if is_affected else whole
-        taken = self._saved.segments.get(path)
-        takes = self._segments.get(name)
+        old_segments = self._saved.segments.get(path)
+        new_segments = self._segments.get(name)
         if isinstance(layer, keras.layers.Embedding):
-            taken = describe_rows(taken, old[0])
-            takes = describe_rows(takes, layer.weights[0])
-        is_same = taken is None or takes is None or tuple(taken) == tuple(takes)
+            old_segments = describe_rows(old_segments, old[0])
+            new_segments = describe_rows(new_segments, layer.weights[0])
+        is_same = old_segments is None or new_segments is None or tuple(old_segments) == tuple(new_segments)
         head = self._heads.get(name)
         if is_same and head not in self._changes.other_outputs:
             return whole
@@ -389,7 +391,7 @@ class WeightMapping:
             return None
         row = axes[0][0]
         rows = 1 if row is None else old[0].shape[row]
-        moves = [(0, 0, rows)] if is_same else match_rows(taken or (), takes or ())
+        moves = [(0, 0, rows)] if is_same else match_rows(old_segments or (), new_segments or ())
         return self._map(name, layer, old, axes=axes, moves=moves, convert=convert)
 
     def _map(
@@ -465,14 +467,16 @@ def find_axes(layer: keras.Layer) -> list[Axes] | None:
         return axes[:count]
     if not isinstance(layer, keras.layers.EinsumDense) or "." in layer.equation:
         return None
-    taken, kernel, returned = re.split(",|->", layer.equation)
-    bias = returned[min(map(returned.find, layer.bias_axes)) :] if layer.bias_axes else ""
-    column = next((letter for letter in reversed(returned) if letter not in taken), None)
+    input_letters, kernel_letters, output_letters = re.split(",|->", layer.equation)
+    bias_letters = output_letters[min(map(output_letters.find, layer.bias_axes)) :] if layer.bias_axes else ""
+    column = next((letter for letter in reversed(output_letters) if letter not in input_letters), None)
 
     def find(letters: str, letter: str | None) -> int | None:
         return None if letter is None or letter not in letters else letters.index(letter)
 
-    return [(find(letters, taken[-1]), find(letters, column)) for letters in (kernel, bias)[:count]]
+    return [
+        (find(letters, input_letters[-1]), find(letters, column)) for letters in (kernel_letters, bias_letters)[:count]
+    ]
 
 
 def can_be_mapped(old: Array, fresh: Array, axes: Axes, is_head: bool) -> bool:
@@ -503,11 +507,11 @@ def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], conv
     return np.moveaxis(result, -1, column)
 
 
-def describe_rows(taken: Segments | None, table: Any) -> Segments | None:
+def describe_rows(input_segments: Segments | None, table: Any) -> Segments | None:
     """Returns the segments of the rows of an embedding's table. The layer's inputs are row numbers."""
-    if taken is None:
+    if input_segments is None:
         return None
-    name = taken[0][0] if len(taken) == 1 else "several inputs"
+    name = input_segments[0][0] if len(input_segments) == 1 else "several inputs"
     return ((name, int(table.shape[0])),)
 
 

@@ -129,9 +129,9 @@ def draw_batch(described: Outputs, shape: tuple[int, ...], count: int) -> tuple[
         return tf.constant(targets), tf.constant(outputs)
 
 
-def has_logits(made: Any) -> bool:
+def has_logits(loss_or_metric: Any) -> bool:
     """Returns whether a Keras loss or metric was made with `from_logits=True`, for example by a user's subclass."""
-    return any(getattr(made, name, None) is True for name in (FROM_LOGITS, f"_{FROM_LOGITS}"))
+    return any(getattr(loss_or_metric, name, None) is True for name in (FROM_LOGITS, f"_{FROM_LOGITS}"))
 
 
 #: Keras losses that take integer classes. The others take targets in the shape of the outputs.
@@ -231,14 +231,14 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     keras_name = find_keras_name(named)
     check_loss_kind(described, target, keras_name)
     target = complete_arguments(target, named, smoothing, has_classes=described.kind != "regression")
-    made = loader.make(target)
-    call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
+    own_loss = loader.make(target)
+    call: Callable[..., Any] = own_loss.call if isinstance(own_loss, keras.losses.Loss) else own_loss
     if not callable(call):
         raise ConfigError(
-            f"{target.describe()}: this returned a {type(made).__name__}, expected a "
+            f"{target.describe()}: this returned a {type(own_loss).__name__}, expected a "
             "keras.losses.Loss or a function (targets, outputs) -> a loss for each example"
         )
-    takes_logits = takes(named, FROM_LOGITS) or keras_name in HINGES or has_logits(made)
+    takes_logits = takes(named, FROM_LOGITS) or keras_name in HINGES or has_logits(own_loss)
     needs_probabilities = keras_name is not None and not takes_logits
 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

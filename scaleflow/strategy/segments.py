@@ -539,8 +539,9 @@ def find_cheapest_starts(costs: np.ndarray[Any, Any]) -> tuple[float, list[int]]
 
 
 def make_segment(calls: Sequence[Call], sinks: set[int], start: int, end: int, is_recomputed: bool) -> Segment:
+    """Returns the segment of the calls [start, end), with the tensors that it takes and those that it passes on."""
     own = calls[start:end]
-    made = list_outputs(own)
-    taken = list_inputs(own)
+    outputs = list_outputs(own)
+    inputs = list_inputs(own)
     used_later = sinks | list_inputs(calls[end:])
-    return Segment(own, sorted(taken - made), sorted(made & used_later), is_recomputed=is_recomputed)
+    return Segment(own, sorted(inputs - outputs), sorted(outputs & used_later), is_recomputed=is_recomputed)

@@ -317,8 +317,8 @@ class SweepReport:
         self, console: Console, cells: Sequence[Sequence[str]], styles: Sequence[str | None], width: int | None
     ) -> None:
         """Prints a table, with a style for each of its rows."""
-        left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
-        head, rows = lay_out_table(cells, left, width, less=LESS_IMPORTANT)
+        left_aligned = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
+        head, rows = lay_out_table(cells, left_aligned, width, less=LESS_IMPORTANT)
         for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
             if lines:
                 console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)

@@ -118,7 +118,7 @@ def make_plain_schema(described: Mapping[str, Any]) -> Schema:
     tensors = described["tensors"]
     if described["form"] == "one":
         return make_tensor_schema(tensors[0])
-    return make_tensor_schema({each["name"]: each for each in tensors})
+    return make_tensor_schema({tensor["name"]: tensor for tensor in tensors})
 
 
 def copy_serving_code(folder: Path) -> str:

@@ -26,7 +26,7 @@ class CorrectedStore:
 
     roots: Sequence[Path]
     changed: int
-    left: int
+    left_behind: int
 
 
 def correct_moved_store(file: Path) -> CorrectedStore:
@@ -36,7 +36,8 @@ def correct_moved_store(file: Path) -> CorrectedStore:
     """
     experiments = [folder for folder in list_experiment_folders(file) if is_moved(folder, file)]
     roots = list(dict.fromkeys(folder.root for folder in experiments))
-    changed = left = 0
+    changed = 0
+    left_behind = 0
     try:
         with contextlib.closing(sqlite3.connect(file, timeout=LOCK_SECONDS)) as store, store:
             store.execute("begin immediate")  # fails now if another program holds the store
@@ -47,7 +48,7 @@ def correct_moved_store(file: Path) -> CorrectedStore:
                     if path is None or moved is None:
                         continue
                     if table != "experiments" and path.exists() and not moved.exists():
-                        left += table == "runs"
+                        left_behind += table == "runs"
                         continue
                     text = moved.as_uri() if location.startswith("file:") else str(moved)
                     store.execute(f"update {table} set {column} = ? where rowid = ?", (text, row))
@@ -57,7 +58,7 @@ def correct_moved_store(file: Path) -> CorrectedStore:
                 correct_descriptions(store, root, file)
     except sqlite3.Error as error:
         raise ConfigError(f"tracking.uri=sqlite:///{file}: cannot be changed: {error}") from error
-    return CorrectedStore(roots, changed, left)
+    return CorrectedStore(roots, changed, left_behind)
 
 
 def correct_tags(store: sqlite3.Connection, roots: Sequence[Path], new: Path) -> int:

@@ -168,20 +168,20 @@ class FitEngine(Engine):
     def _sums_by_name(self) -> dict[str, list[Any]]:
         return {state.SUMS: state.list_variables(self._sums.sums), GOOD: state.list_variables(self._sums.good)}
 
-    def means(self, feed: Feed, taken: int, before: int) -> Mapping[str, float]:
+    def means(self, feed: Feed, steps: int, steps_before: int) -> Mapping[str, float]:
         """Returns the loss and metrics averaged over this epoch's examples so far.
 
         Args:
             feed: the training split.
-            taken: steps of this epoch so far.
-            before: steps of the epochs before, for the step number in an error.
+            steps: steps of this epoch so far.
+            steps_before: steps of the epochs before, for the step number in an error.
 
         Raises NotFinite if the loss of a step was NaN or Inf.
         """
         good = min(int(value.numpy()) for value in self.strategy.experimental_local_results(self._sums.good.value))
-        if good < taken:
-            raise NotFinite(before + good + 1)
-        return self._metric_sums.means(self._sums.sums.numpy(), min(taken * feed.batching.global_size, feed.examples))
+        if good < steps:
+            raise NotFinite(steps_before + good + 1)
+        return self._metric_sums.means(self._sums.sums.numpy(), min(steps * feed.batching.global_size, feed.examples))
 
 
 def add_mask_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -288,11 +288,11 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         controller = self._controller
-        taken = self._first_batch + batch + 1
+        steps = self._first_batch + batch + 1
         with self._trace:
-            means = self._engine.means(self._feed, taken, controller.step - controller.first)
-        controller.end_call(taken - controller.first, means, time.perf_counter() - self._batch_began)
-        if taken < controller.steps_per_epoch and not controller.next_steps():
+            means = self._engine.means(self._feed, steps, controller.step - controller.first)
+        controller.end_call(steps - controller.first, means, time.perf_counter() - self._batch_began)
+        if steps < controller.steps_per_epoch and not controller.next_steps():
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -128,8 +128,8 @@ class Blocks(StreamRows):
             wanted = keep
             keep = self.keep.copy()
             keep[self.keep] = wanted
-        made = make_blocks(self.rows, keep)
-        parts = {"dataset": made.dataset, "length": made.length, "decode": made.decode, "keep": made.keep}
+        blocks = make_blocks(self.rows, keep)
+        parts = {"dataset": blocks.dataset, "length": blocks.length, "decode": blocks.decode, "keep": blocks.keep}
         return replace(self, **parts, **self.cut_keys(chosen))
 
     def limit(self, count: int) -> Self:

@@ -644,7 +644,7 @@ def join_by_step(arrays: Sequence[np.ndarray[Any, Any]], steps: int) -> np.ndarr
 def add_mask(parts: Any, mask: tf.Tensor) -> tuple[Any, ...]:
     """Returns (inputs, targets, mask), or with weights that are 0 for padding, from the parts of examples."""
     inputs, targets, *weights = parts
-    return inputs, targets, mask, *(tf.cast(each, tf.float32) * mask for each in weights)
+    return inputs, targets, mask, *(tf.cast(values, tf.float32) * mask for values in weights)
 
 
 def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[Any, ...]:

@@ -388,8 +388,10 @@ def batch_spec(examples: Rows, transforms: Transforms) -> Any:
         return inputs, *rest
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape], spec.dtype), inputs)
     traced = tf.function(lambda raw: preprocess_inputs(raw, transforms), autograph=False).get_concrete_function(batch)
-    made = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), traced.structured_outputs)
-    return made, *rest
+    input_specs = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), traced.structured_outputs
+    )
+    return input_specs, *rest
 
 
 def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:

@@ -48,11 +48,13 @@ def describe_stream_order(examples: Rows, outputs: OutputStructure, shuffle: int
     if window >= len(examples):
         return None
     targets = read_first_targets(examples, outputs, max(MIN_SAMPLE, window))
-    found = None if targets is None else describe_sorted(targets, count_classes(outputs), window)
-    if found is None:
+    if targets is None:
+        return None
+    order = describe_sorted(targets, count_classes(outputs), window)
+    if order is None:
         return None
     return (
-        f"dataset.shuffle: the training data seem to be sorted: {found}. The shuffle buffer has {window:,} of "
+        f"dataset.shuffle: the training data seem to be sorted: {order}. The shuffle buffer has {window:,} of "
         f"{len(examples):,} examples, so a step sees neighbours only. Write the examples in random order, or use "
         "dataset.cache=file or a larger dataset.shuffle"
     )
@@ -67,11 +69,11 @@ def describe_first_examples(key: str, name: str, examples: Rows, outputs: Output
     """
     classes = count_classes(outputs)
     targets = None if classes is None else read_first_targets(examples, outputs, len(examples))
-    found = None if targets is None else describe_absent(targets, classes)
-    if found is None:
+    absent = None if targets is None else describe_absent(targets, classes)
+    if absent is None:
         return None
     return (
-        f"{key}: takes the first examples of {name!r}, and {found}. If the data are sorted by class, write them in "
+        f"{key}: takes the first examples of {name!r}, and {absent}. If the data are sorted by class, write them in "
         "random order, or use more examples"
     )
 
@@ -153,7 +155,9 @@ def explain_variance(windows: Array, classes: int | None) -> float:
 
     For classes, it is the variance of their one-hot codes.
     """
-    columns = [windows] if classes is None else [(windows == each).astype(np.float64) for each in np.unique(windows)]
+    columns = [windows]
+    if classes is not None:
+        columns = [(windows == number).astype(np.float64) for number in np.unique(windows)]
     total = sum(float(column.var()) for column in columns)
     between = sum(float(column.mean(axis=1).var()) for column in columns)
     return between / total if total > 0 else 0.0

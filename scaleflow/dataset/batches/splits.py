@@ -117,8 +117,8 @@ class SingleProcess:
     def from_chief(self, make: Callable[[], str]) -> str:
         return make()
 
-    def all(self, found: bool) -> bool:
-        return found
+    def all(self, condition: bool) -> bool:
+        return condition
 
 
 def prepare_splits(

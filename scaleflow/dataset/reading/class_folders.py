@@ -77,7 +77,9 @@ class ClassFolders:
             unused += self._files[name].unused
         self.notes = describe_unused(unused, self.suffixes)
         rule = split or Split("random")
-        keyed = {name: replace(each, keys=read_file_keys(rule, base, each)) for name, each in self._files.items()}
+        keyed = {}
+        for name, labelled_files in self._files.items():
+            keyed[name] = replace(labelled_files, keys=read_file_keys(rule, base, labelled_files))
         self._files = keyed if folders else draw_test_files(keyed["train"], Division(rule, test, self._seed))
 
     @property
@@ -140,9 +142,12 @@ def label_files(
     counts: list[int] = []
     unused: Counter[str] = Counter()
     for name in (*names, *others):
-        found = list(walk_files(base / name))
-        class_paths = [path for path in found if has_suffix(path, suffixes)]
-        unused.update(Path(path).suffix.lower() for path in found if not has_suffix(path, suffixes))
+        class_paths = []
+        for path in walk_files(base / name):
+            if has_suffix(path, suffixes):
+                class_paths.append(path)
+            else:
+                unused[Path(path).suffix.lower()] += 1
         if not class_paths and is_train:
             raise ConfigError(
                 f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "

@@ -366,9 +366,9 @@ def read_metadata(folder: Path, name: str) -> Mapping[str, Any]:
         table = csv.read_csv(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"dataset.split.column={name}: {path} is no CSV file: {read_reason(error)}") from error
-    for each in ("file_name", name):
-        if each not in table.column_names:
+    for column in ("file_name", name):
+        if column not in table.column_names:
             raise ConfigError(
-                f"dataset.split.column={name}: {path} has no column {each}; it has {', '.join(table.column_names)}"
+                f"dataset.split.column={name}: {path} has no column {column}; it has {', '.join(table.column_names)}"
             )
     return dict(zip(table["file_name"].to_pylist(), table[name].to_pylist(), strict=True))

@@ -100,11 +100,11 @@ def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
         values = tf.cast(tf.io.decode_raw(exif, tf.uint8), tf.int32)
         count = tf.size(values) - 9
         windows = tf.stack([values[n : n + count] for n in range(10)], axis=1)
-        found = [
-            tf.where(tf.reduce_all(tf.equal(windows[:, :8], entry), axis=1), windows[:, place], 0)
-            for entry, place in ORIENTATION_ENTRIES
-        ]
-        orientations = tf.add_n(found)
+        candidates = []
+        for entry, place in ORIENTATION_ENTRIES:
+            is_entry = tf.reduce_all(tf.equal(windows[:, :8], entry), axis=1)
+            candidates.append(tf.where(is_entry, windows[:, place], 0))
+        orientations = tf.add_n(candidates)
         first = orientations[tf.argmax(tf.cast(orientations > 0, tf.int32))]
         return tf.where((first >= 1) & (first <= 8), first, 1)
 
@@ -129,7 +129,7 @@ def turn_image(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
         for axis, orientations in ((1, (2, 3, 6, 7)), (0, (3, 4, 7, 8))):
             is_flipped = tf.reduce_any(tf.equal(orientation, orientations))
             turned = tf.cond(
-                is_flipped, lambda each=turned, axis=axis: tf.reverse(each, [axis]), lambda each=turned: each
+                is_flipped, lambda pixels=turned, axis=axis: tf.reverse(pixels, [axis]), lambda pixels=turned: pixels
             )
         return turned
 

@@ -59,13 +59,13 @@ def affine(
     sin = tf.sin(angle) / scale
     down, across = moves
     shear_down, shear_across = shears
-    rows = (
+    entries = (
         *(cos, shear_across - sin, across),
         *(shear_down + sin, cos, down),
         *(0.0, 0.0, 1.0),
     )
-    zeros = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))  # [b] if an argument is
-    return tf.reshape(tf.stack([each + zeros for each in rows], axis=-1), [-1, 3, 3])
+    zeros = sum(tf.zeros_like(values) for values in (cos, *shears, *moves))  # [b] if an argument is
+    return tf.reshape(tf.stack([entry + zeros for entry in entries], axis=-1), [-1, 3, 3])
 
 
 def rotate(max_degrees: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:

@@ -113,15 +113,15 @@ def read_classes(examples: Rows, described: Outputs) -> Array:
     return targets.astype(np.int64)
 
 
-def check_shares(given: Mapping[str, float], shares: Mapping[int, float], counts: Array) -> None:
+def check_shares(shares_by_name: Mapping[str, float], shares: Mapping[int, float], counts: Array) -> None:
     """Raises ConfigError for shares that cannot be drawn.
 
     Args:
-        given: shares by class name, for messages.
+        shares_by_name: shares by class name, for messages.
         shares: the same shares by class number.
         counts: number of examples of each class in the training split.
     """
-    missing = [name for name, number in zip(given, shares, strict=True) if not counts[number]]
+    missing = [name for name, number in zip(shares_by_name, shares, strict=True) if not counts[number]]
     others = sum(bool(count) for number, count in enumerate(counts) if number not in shares)
     total = sum(shares.values())
     problem = ""
@@ -133,7 +133,7 @@ def check_shares(given: Mapping[str, float], shares: Mapping[int, float], counts
     elif missing:
         problem = f"the training split has no example of {missing[0]}"
     if problem:
-        raise ConfigError(f"{KEY}={dict(given)}: {problem}")
+        raise ConfigError(f"{KEY}={dict(shares_by_name)}: {problem}")
 
 
 def describe_epoch(names: Sequence[str], counts: Array, drawn: Array) -> str:

@@ -42,8 +42,8 @@ class ClassOrder(Permutation):
         count = tf.gather(counts, classes)
         own = shuffle_position(place_in_class % count, seed, epoch, count=count, part=1)
         first_of_class = tf.gather(tf.cumsum(counts, exclusive=True), classes)
-        found = tf.gather(tf.constant(self._examples), first_of_class + own)
-        return tf.reshape(tf.cast(found, tf.int64), tf.shape(places))
+        examples = tf.gather(tf.constant(self._examples), first_of_class + own)
+        return tf.reshape(tf.cast(examples, tf.int64), tf.shape(places))
 
 
 def count_drawn(counts: Array, balance: str | Mapping[int, float]) -> Array:

@@ -60,7 +60,7 @@ def write_baseline_data(splits: Splits, max_rows: int, path: Path, keeps_outputs
 
 def is_table(inputs: Any) -> bool:
     """Returns whether examples are rows: several inputs by name, each a value or a list of values."""
-    return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
+    return isinstance(inputs, Mapping) and all(len(described.shape) < 2 for described in name_leaves(inputs).values())
 
 
 def has_baselines(outputs: Outputs) -> bool:
@@ -81,8 +81,8 @@ def find_judge(splits: Splits) -> Rows | None:
 
 def check_numbers(inputs: Any) -> None:
     """Raises ValueError if an input is text."""
-    for name, each in name_leaves(inputs).items():
-        if each.dtype == "string":
+    for name, described in name_leaves(inputs).items():
+        if described.dtype == "string":
             raise ValueError(f"the input {name} is text, and they take numbers")
 
 
@@ -131,7 +131,7 @@ def count_classes(outputs: Outputs) -> int:
 
 def limit_rows(splits: Splits, max_rows: int, classes: int) -> int:
     """Returns how many rows to read per split: at most `max_rows`, fewer for many features or classes."""
-    features = sum(count_features(each) for each in name_leaves(splits.inputs).values())
+    features = sum(count_features(described) for described in name_leaves(splits.inputs).values())
     values = max(features * count_trees(classes), 1)
     count = min(max_rows, MAX_VALUES // values)
     return min(count, MAX_STREAMED) if splits.train.place == "stream" else count

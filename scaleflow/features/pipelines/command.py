@@ -97,9 +97,9 @@ def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageCompose
     command = stage.command
     words = values["overrides"]
     if command.composes and not is_open(words, composer.config_dirs):
-        made = composer.compose(stage, words)
-        if made.source and UNKNOWN not in str(made.source) and not find_writers(pipeline, stage):
-            check_source_files(Target("dataset", **made.source))
+        composition = composer.compose(stage, words)
+        if composition.source and UNKNOWN not in str(composition.source) and not find_writers(pipeline, stage):
+            check_source_files(Target("dataset", **composition.source))
     if command.takes_run and UNKNOWN not in str(values["run"]):
         locate_run(str(values["run"]), Tracking())
     command.check(values, pipeline.config_dirs)

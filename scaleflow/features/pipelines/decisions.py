@@ -101,13 +101,13 @@ class StageComposer:
         Raises ConfigError if the config cannot work.
         """
         variables = [*os.environ.items()] if "oc.env" in f"{self._options}{words}" else []
-        made_of = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
-        digest = hashlib.sha256(made_of.encode()).hexdigest()[:32]
-        made = self.used.get(digest) or self._kept.get(digest)
-        if made is None:
-            made = vars(self._compose_run(words, run, folder) if run else self._compose_new(stage, words))
-        self.used[digest] = made
-        return Composition(**made)
+        ingredients = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
+        digest = hashlib.sha256(ingredients.encode()).hexdigest()[:32]
+        values = self.used.get(digest) or self._kept.get(digest)
+        if values is None:
+            values = vars(self._compose_run(words, run, folder) if run else self._compose_new(stage, words))
+        self.used[digest] = values
+        return Composition(**values)
 
     def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
         settings: dict[str, str] = {}

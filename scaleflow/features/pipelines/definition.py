@@ -85,8 +85,10 @@ class DeclaredPipeline:
         with name_line(stage.line):
             resolved = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read=read)
             if "overrides" in resolved:
-                words = zip(values["overrides"], resolved["overrides"], strict=True)
-                resolved["overrides"] = check_override_words(flatten_list([quote_result(*each) for each in words]))
+                quoted_words = []
+                for word, resolved_word in zip(values["overrides"], resolved["overrides"], strict=True):
+                    quoted_words.append(quote_result(word, resolved_word))
+                resolved["overrides"] = check_override_words(flatten_list(quoted_words))
         return resolved
 
     def holds(self, stage: Stage, read: ReadOutput) -> bool:

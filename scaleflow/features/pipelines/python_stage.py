@@ -81,18 +81,18 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
         check_parameters(target, functions[name].args, arguments)
 
 
-def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
+def check_parameters(target: str, parameters: ast.arguments, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError if a function lacks a parameter for an argument, or an argument for a parameter."""
-    if taken.kwarg is None:
-        names = [parameter.arg for parameter in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+    if parameters.kwarg is None:
+        names = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs)]
         for name in arguments:
             if name not in names:
                 raise ConfigError(
                     f"arguments: {name}: {target} has no such parameter{suggest(name, names)} ({', '.join(names)})"
                 )
-    optional = len(taken.defaults)
-    needed = [parameter.arg for parameter in taken.args[: len(taken.args) - optional]]
-    for parameter, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+    optional = len(parameters.defaults)
+    needed = [parameter.arg for parameter in parameters.args[: len(parameters.args) - optional]]
+    for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
         if default is None:
             needed.append(parameter.arg)
     missing = [name for name in needed if name not in arguments]

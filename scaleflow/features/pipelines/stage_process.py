@@ -56,10 +56,10 @@ def call_function(words: list[str]) -> Outcome:
         function = get_object(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"target: {target}: cannot be imported: {error}") from error
-    given = json.loads(arguments)
-    if not isinstance(given, dict):  # returned by another stage
-        raise ConfigError(f"arguments: {given}: expected {{NAME: VALUE}}")
-    returned = function(**given)
+    keywords = json.loads(arguments)
+    if not isinstance(keywords, dict):  # returned by another stage
+        raise ConfigError(f"arguments: {keywords}: expected {{NAME: VALUE}}")
+    returned = function(**keywords)
     try:
         text = json.dumps(returned, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -420,14 +420,14 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
     keep_batching(config, params)
     size = int(config["training"]["global_batch_size"])
     was = int(params["resolved.workers"])
-    each = max(1, int(params["resolved.replicas"]) // was) * plan.training.accumulate
+    parts_of_worker = max(1, int(params["resolved.replicas"]) // was) * plan.training.accumulate
     for count in range(most, least - 1, -1):
-        if not plan.strategy.is_synchronous or size % (count * each) == 0:
+        if not plan.strategy.is_synchronous or size % (count * parts_of_worker) == 0:
             kept = {key: config[key] for key in ("training", "dataset")}
             resized = set_values(plan, {**kept, "cluster.workers": count})
             check_plan(resized)
             return resized
-    fitting = [count for count in range(1, was + 1) if size % (count * each) == 0]
+    fitting = [count for count in range(1, was + 1) if size % (count * parts_of_worker) == 0]
     raise ConfigError(
         f"there is room for {most} worker(s), and the global batch of {size} is divisible among "
         f"{', '.join(map(str, fitting))}; use cluster.min_workers={fitting[0]} to allow such a number"

@@ -25,12 +25,12 @@ class FindSetting(Task):
         from scaleflow.worker.ready import list_params, report_ready
 
         process.lock_folder()
-        made = make_trial(process, self.trial)
-        process.explain = made.setup.explain
-        params = to_params(self.trial, list_params(process.spec.plan, made.setup))
-        report_ready(process, made.setup, self.trial.label, params)
+        running_trial = make_trial(process, self.trial)
+        process.explain = running_trial.setup.explain
+        params = to_params(self.trial, list_params(process.spec.plan, running_trial.setup))
+        report_ready(process, running_trial.setup, self.trial.label, params)
         with user_metrics(lambda name, value: None):  # user code may log during training
-            made.run()
+            running_trial.run()
 
 
 def make_trial(process: WorkerProcess, trial: Trial) -> RateTrial | BatchSizeTrial:

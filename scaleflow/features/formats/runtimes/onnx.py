@@ -34,10 +34,10 @@ def open_onnx(path: Path) -> Compute:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    used = {taken.name for taken in session.get_inputs()}
+    input_names = {model_input.name for model_input in session.get_inputs()}
 
     def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
-        values = session.run(None, {name: array for name, array in arrays.items() if name in used})
+        values = session.run(None, {name: array for name, array in arrays.items() if name in input_names})
         return dict(zip(names, values, strict=True))
 
     return compute
