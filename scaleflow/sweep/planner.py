@@ -131,12 +131,13 @@ class JobPlanner:
     def _handle_changes(self, jobs: Sequence[SweepJob], policy: str) -> None:
         """Applies the policy `sweep.on_change` to code and data that changed since jobs of earlier commands ran."""
         configs = {job.entry.number: job.request.config for job in jobs}
-        kept = self.inputs.find_changes(self._ledger.entries, configs)
-        if kept and policy not in ("rerun", "keep"):
+        changes = self.inputs.find_changes(self._ledger.entries, configs)
+        if changes and policy not in ("rerun", "keep"):
             raise ConfigError(
-                f"hydra.sweep.dir={self._folder}: {describe_changes(kept)}\nuse sweep.on_change=rerun to run such jobs "
+                f"hydra.sweep.dir={self._folder}: {describe_changes(changes)}\nuse sweep.on_change=rerun to run such jobs "
                 "again, sweep.on_change=keep to keep the results of finished ones, or choose another folder"
             )
+        kept = dict(changes)
         rerun: dict[int, Sequence[str]] = {}
         for job in jobs:
             number = job.entry.number

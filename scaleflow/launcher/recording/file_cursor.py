@@ -118,6 +118,7 @@ class FileCursor:
             self._record.missing_files[event_offset] = format_store_error(error, self._tracker.uri)
 
     def _send_files(self, event: Event, event_offset: int) -> None:
+        """Sends the files of an event. Raises FileNotFoundError if one is missing, and the store's errors."""
         match event:
             case RunReady():
                 self._log_artifacts(self._record.files.list_logged_files())
