@@ -76,13 +76,13 @@ DATASET_RULES: Sequence[Rule] = (
     ),
     Rule(
         "dataset.fold!=null",
-        "this is no fold",
+        "a fold has the form NUMBER/COUNT",
         "write 2/5 for the second of five",
         only_if=lambda p: not is_fold(p.dataset.held_out_fold),
     ),
     Rule(
         "dataset.fold!=null & model.init_from",
-        "its run may have trained on the rows of the fold",
+        "the run of these weights may have trained on the rows of the fold",
         "use the weights of a file, or train without model.init_from",
         only_if=lambda p: not (p.model.init_from or "").endswith((".keras", ".h5")),
     ),
@@ -95,13 +95,13 @@ DATASET_RULES: Sequence[Rule] = (
     Rule(
         "dataset.split.by in group|time|column|hash & dataset.split.column=null & dataset.split.pattern=null",
         "no column is named",
-        "name one: 'dataset.split={by: group, column: customer}'; of files also pattern",
+        "name a column: 'dataset.split={by: group, column: customer}'; of files also pattern",
         keys=("dataset.split.by", "dataset.split.column"),
         only_if=lambda p: p.dataset.target.path in (*WITH_COLUMNS, *FOLDERS),
     ),
     Rule(
         "dataset.split.by",
-        "it does not use one of the other keys that are given",
+        "this kind of split does not use one of the other keys",
         "give column or pattern with stratum, group, time, column or hash, stratum with group, gap with time",
         only_if=has_useless_split_key,
     ),

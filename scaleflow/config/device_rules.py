@@ -195,7 +195,7 @@ DEVICE_RULES: Sequence[Rule] = (
     ),
     Rule(
         "optimizer._target_ & strategy=parameter_server",
-        "it needs whole matrices, and parameter servers hold parts of them",
+        "Muon needs whole matrices, and parameter servers hold parts of matrices",
         "use optimizer=adamw, or another strategy",
         only_if=lambda p: p.optimizer.target.path.endswith(".Muon"),
     ),

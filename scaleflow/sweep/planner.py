@@ -134,8 +134,8 @@ class JobPlanner:
         changes = self.inputs.find_changes(self._ledger.entries, configs)
         if changes and policy not in ("rerun", "keep"):
             raise ConfigError(
-                f"hydra.sweep.dir={self._folder}: {describe_changes(changes)}\nuse sweep.on_change=rerun to run such jobs "
-                "again, sweep.on_change=keep to keep the results of finished ones, or choose another folder"
+                f"hydra.sweep.dir={self._folder}: {describe_changes(changes)}\nuse sweep.on_change=rerun to run such "
+                "jobs again, sweep.on_change=keep to keep the results of finished ones, or choose another folder"
             )
         kept = dict(changes)
         rerun: dict[int, Sequence[str]] = {}

@@ -340,7 +340,8 @@ def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Calla
     for by in ("group", "hash", "column"):
         assert "the column is the target; name another" in refused(*table, f"dataset.split={{by: {by}, column: y}}")
     both = "dataset.split={by: group, column: g, pattern: p1}"
-    assert "it does not use one of" in refused("dataset=image_folder", f"dataset.data_dir={tmp_path}", both)
+    message = refused("dataset=image_folder", f"dataset.data_dir={tmp_path}", both)
+    assert "this kind of split does not use one of" in message
 
 
 TWO = {"chief": ["a:1"], "worker": ["b:2"]}

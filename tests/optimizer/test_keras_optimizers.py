@@ -73,7 +73,7 @@ def test_the_files_have_the_arguments_and_defaults_of_keras(isolated: Callable[.
         ("optimizer=lion optimizer.weight_decay=much", "optimizer.weight_decay=much: expected a number, at least 0.0"),
         ("optimizer=nadam optimizer.epsilon=-1", "optimizer.epsilon=-1: expected a number, at least 0.0"),
         ("optimizer=muon optimizer.ns_steps=0", "optimizer.ns_steps=0: expected an integer, at least 1"),
-        ("optimizer=muon strategy=parameter_server", "parameter servers hold parts of them; use optimizer=adamw"),
+        ("optimizer=muon strategy=parameter_server", "parameter servers hold parts of matrices; use optimizer=adamw"),
         ("optimizer._target_=keras.optimizers.ScheduleFreeAdamW", "optimizer.ema=0.99"),
         (
             "optimizer.no_decay=[bias]",
