@@ -75,7 +75,7 @@ WORKER_MODULES = {
         f"scaleflow.features.script.{name}"
         for name in ("keras_calls", "recorder", "saved_model", "runtime", "in_process")
     ),
-    *(f"scaleflow.features.script.{name}" for name in ("fit_progress", "fit_state", "random_state")),
+    *(f"scaleflow.features.script.{name}" for name in ("fit_data", "fit_progress", "fit_state", "random_state")),
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.layers",

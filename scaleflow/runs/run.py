@@ -331,7 +331,7 @@ class Run:
         splits = read_split_digests(self.files) if self.is_here else self.splits  # its worker may have died
         completed = []
         for state in states:
-            completed.append(state if state.data else replace(state, data={"splits": splits}))
+            completed.append(state if state.data or not splits else replace(state, data={"splits": splits}))
         return completed
 
     @cached_property

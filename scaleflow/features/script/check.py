@@ -77,8 +77,7 @@ def check_script(plan: Plan) -> None:
     assert options.path is not None
     if plan.resume is not None and not Path(options.path).is_file():
         raise ConfigError(
-            f"resume={plan.resume}: its script {options.path} is not here; repeat the command in the folder where the "
-            "run began"
+            f"resume={plan.resume}: its script {options.path} is not here; resume it in the folder where the run began"
         )
     program = parse_script(Path(options.path))
     change_constants(program, read_constants(plan))

@@ -116,12 +116,6 @@ FEATURE = Feature(
             keys=("cluster",),
         ),
         Rule(
-            "script.path!=null & cluster.max_restarts>0",
-            "a script is not restarted when its process is lost",
-            "leave cluster.max_restarts out",
-            keys=("cluster.max_restarts",),
-        ),
-        Rule(
             "script.path!=null & debug.inline",
             "a script needs a process of its own",
             "leave debug.inline out; `python -m pdb` runs a script in a debugger",

@@ -20,10 +20,12 @@ import keras
 from scaleflow.compat.keras import build_from_batch
 from scaleflow.features.script.environment import EnvironmentCheck
 from scaleflow.features.script.evaluations import Evaluations
+from scaleflow.features.script.fit_data import FitData
 from scaleflow.features.script.fit_progress import FitProgress, StateSaver
 from scaleflow.features.script.interruptions import ScriptRefused, StopRequests
 from scaleflow.features.script.recorder import ScriptRecorder, count_updates
 from scaleflow.interfaces.events import Note
+from scaleflow.worker.failures import guard
 
 #: Seconds between two looks for a request to stop.
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -142,6 +144,7 @@ class KerasCalls:
         model: the model of the last fit; None before the first.
         inputs: the argument `x` of the last fit.
         evaluations: the calls of `evaluate`.
+        data: the digests of the data.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class KerasCalls:
         self._fit_arguments = fit_arguments
         self._learning_rate = learning_rate
         self.evaluations = Evaluations(recorder)
+        self.data = FitData(recorder.program.path.name)
         self._depth = 0  # calls of `fit` that have not returned
         self.model: Any = None
         self.inputs: Any = None
@@ -235,10 +239,20 @@ class KerasCalls:
                 )
             )
         self._recorder.phase += 1
+        self._add_data(values)
         self.evaluations.begin_fit(model)
         if self._learning_rate is not None:
             set_learning_rate(model, self._learning_rate)
         self._recorder.log_params(list_fit_params(model, values, signature, self._recorder.phase))
+
+    def _add_data(self, values: Mapping[str, Any]) -> None:
+        """Describes the data of a fit. What cannot be described becomes a note."""
+        suffix = "" if self._recorder.phase == 1 else f"_{self._recorder.phase}"
+        with guard("the digest of the data", self._recorder.send):
+            self.data.add(f"train{suffix}", values.get("x"), values.get("y"), values.get("sample_weight"))
+            validation = values.get("validation_data")
+            if isinstance(validation, list | tuple) and len(validation) in (2, 3):
+                self.data.add(f"validation{suffix}", *validation)
 
     def _make_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -256,6 +270,8 @@ class KerasCalls:
             values["callbacks"] = [*list_callbacks(values.get("callbacks")), keeper]
             result = original(**values)
             self.evaluations.add(model, keeper.result)
+            with guard("the digest of the data", self._recorder.send):
+                self.data.add("test", values.get("x"), values.get("y"), values.get("sample_weight"))
             return result
 
         return evaluate

@@ -19,6 +19,7 @@ from scaleflow.features.script.descriptor_output import DescriptorOutput
 from scaleflow.features.script.events import ScriptPrinted
 from scaleflow.features.script.exit_functions import ExitFunctions
 from scaleflow.features.script.feature import ScriptOptions
+from scaleflow.features.script.fit_data import FitData
 from scaleflow.features.script.fit_progress import StateSaver
 from scaleflow.features.script.interruptions import PACKAGE, ScriptRefused, ScriptStopped, StopRequests
 from scaleflow.features.script.keras_calls import KerasCalls
@@ -32,6 +33,9 @@ from scaleflow.interfaces.events import Note, PhaseBegan, RunEnded, RunRefused
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import WorkerProcess
 from scaleflow.runs.code_digest import is_installed
+from scaleflow.runs.data_digest import read_split_digests
+from scaleflow.runs.provenance.record import write_data_state
+from scaleflow.worker.failures import guard
 
 #: The file in the run's folder with the code of a notebook.
 CELLS_FILE = "notebook_cells.py"
@@ -103,7 +107,7 @@ def execute(
     os.register_at_fork(after_in_child=reset_signals)
     with as_main(module, program, arguments), print_to(lines):
         try:
-            run_to_end(code, module, stop, calls)
+            run_to_end(code, module, stop, calls, recorder)
         except ScriptStopped:
             end_stopped(recorder)
             return False
@@ -124,7 +128,9 @@ def execute(
     return not ends_after_stop(stop, recorder)
 
 
-def run_to_end(code: CodeType, module: ModuleType, stop: StopRequests, calls: KerasCalls) -> None:
+def run_to_end(
+    code: CodeType, module: ModuleType, stop: StopRequests, calls: KerasCalls, recorder: ScriptRecorder
+) -> None:
     """Executes the code of a script, then waits for its threads and runs what it has registered with `atexit`.
 
     Raises what the script raises.
@@ -139,6 +145,20 @@ def run_to_end(code: CodeType, module: ModuleType, stop: StopRequests, calls: Ke
             exit_functions.run()
             if not stop.was_raised:  # a script that is resumed may evaluate its model later
                 calls.evaluations.finish()
+            report_data(calls.data, recorder)
+
+
+def report_data(data: FitData, recorder: ScriptRecorder) -> None:
+    """Records the digests of the data, if there is a run."""
+    described = data.describe()
+    if described is None or not recorder.is_ready:
+        return
+    files = recorder.process.spec.files
+    is_resumed = recorder.process.spec.plan.resume is not None
+    with guard("the digests of the data", recorder.emit):
+        if read_split_digests(files) != described.splits:  # an earlier command may have recorded them
+            write_data_state(files, files.count_resumes() if is_resumed else 0, {"splits": described.splits})
+            recorder.emit(described)
 
 
 def ends_after_stop(stop: StopRequests, recorder: ScriptRecorder) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from scaleflow.features.script.events import ParamsLogged, ScriptPrinted
 from scaleflow.interfaces.events import (
     ArtifactWritten,
+    DatasetDescribed,
     EpochEnded,
     Event,
     FaultReported,
@@ -143,6 +144,10 @@ def test_it_trains_with_the_bits_of_plain_python_and_records_its_history(
     assert "seed" not in params
     assert isinstance(events[-1], RunEnded)
     assert events[-1].status == "FINISHED"
+    (data,) = find(events, DatasetDescribed)
+    assert list(data.splits) == ["train"], "the script trains and evaluates with the same arrays"
+    assert data.splits["train"]["examples"] == 96
+    assert data.splits["train"]["inputs"] == {"dtype": "float32", "shape": [4]}
 
 
 def test_the_command_changes_constants_arguments_of_fit_and_the_rate(record: Callable[..., list[Event]]) -> None:

@@ -136,7 +136,6 @@ def test_the_processes_of_the_run_run_the_script(here: Path) -> None:
         ("train.py fit.steps_per_epoch=true", "fit.steps_per_epoch=true: expected a whole number"),
         ("train.py strategy=parameter_server", "a script's model.fit cannot train on parameter servers"),
         ("train.py strategy=multi_worker cluster.workers=2", "does not work with several workers"),
-        ("train.py cluster.max_restarts=2", "a script is not restarted when its process is lost"),
         ("train.py debug.inline=true", "a script needs a process of its own"),
         ("train.py cluster=slurm cluster.workers=1 cluster.submit=print", "a script runs on this machine"),
     ],
