@@ -49,11 +49,18 @@ from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
-from scaleflow.interfaces.features import list_sections
+from scaleflow.interfaces.features import CompiledTraining, find_compiled_training, list_sections
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, raise_interruption
 from scaleflow.launcher.launch import answer_run, launch_run
-from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
+from scaleflow.launcher.objects import (
+    add_options,
+    is_compiled,
+    place_file,
+    plan_data_file,
+    plan_model_file,
+    use_function,
+)
 from scaleflow.launcher.prepare import PreparedRun, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
@@ -194,7 +201,9 @@ def run(
             except with `tracking.code=false`.
         model: a Keras model, whose training continues from its weights. Or a function in a module (or a
             `functools.partial` of one) that takes `inputs` and `outputs` and returns a Keras model. The run uses its
-            own loss, metrics and optimizer, so it rejects a Keras model that is compiled.
+            own loss, metrics and optimizer. A Keras model that is compiled is trained by Keras as it is compiled, with
+            `fit.NAME=VALUE` for the arguments of `fit`, and with data of NumPy arrays: (x, y), (x, y, sample_weight),
+            or x_train, y_train, x_val, y_val by name; each may be a list or dict of arrays.
         unknown: other arguments are rejected. The message says how to write them.
 
     Returns:
@@ -208,6 +217,11 @@ def run(
     """
     if unknown:
         raise unknown_argument_error(unknown)
+    plan_compiled = find_compiled_training() if is_compiled(model) else None
+    if plan_compiled is not None:
+        if not all(isinstance(word, str) for word in what):
+            raise ConfigError("run(config, model=...): the model is compiled; write words in place of the config")
+        return run_compiled(plan_compiled(model, data, [to_override(word) for word in what]), config_dir, folder)
     objects = [None if data is None else plan_data_file(data), plan_model_file(model)]
     files = [file for file in objects if file is not None]
     if len(what) == 1 and not isinstance(what[0], str):
@@ -222,6 +236,21 @@ def run(
     for file in files:
         composed, path = place_file(composed, file)
         written[path] = file.write
+    return launch_with_files(composed, written)
+
+
+def run_compiled(training: CompiledTraining, config_dir: Folders, folder: str | Path | None) -> Result:
+    """Runs the training of a compiled model. The arguments and errors are those of `run`."""
+    composed = compose_config(training.words, to_folders(config_dir))
+    if folder is not None:
+        composed = replace(composed, folder=Path(folder))
+    written = {composed.folder.absolute() / name: write for name, write in training.files.items()}
+    composed = composed.set({training.key: [str(path) for path in written]})
+    return launch_with_files(composed, written)
+
+
+def launch_with_files(composed: ComposedConfig, written: Mapping[Path, Callable[[Path], object]]) -> Result:
+    """Runs a config, with files that are written to the run's folder. Raises the errors of `run`."""
 
     def fill_folder() -> None:
         for path, write in written.items():

@@ -73,7 +73,10 @@ WORKER_MODULES = {
     "scaleflow.features.predict.compute",
     *(
         f"scaleflow.features.script.{name}"
-        for name in ("keras_calls", "recorder", "saved_model", "runtime", "in_process")
+        for name in (
+            *("keras_calls", "recorder", "saved_model", "runtime", "in_process"),
+            *("compiled_model", "compiled.train_compiled"),
+        )
     ),
     *(f"scaleflow.features.script.{name}" for name in ("fit_data", "fit_progress", "fit_state", "random_state")),
     "scaleflow.profiler.tracer",

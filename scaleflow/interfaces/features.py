@@ -86,6 +86,15 @@ class OwnRuns:
     is_resumable: bool = False  # whether the task can continue such a run: `resume` then starts it in the run's folder
 
 
+@dataclass(frozen=True)
+class CompiledTraining:
+    """How a run trains a compiled Keras model that a program passed to `scaleflow.run`."""
+
+    words: Sequence[str]  # the words of the run
+    files: Mapping[str, Callable[[Path], object]]  # writers of files in the run's folder, by name
+    key: str  # the key of the config that gets the paths of these files
+
+
 def is_always_used(plan: Plan) -> bool:
     return True
 
@@ -181,6 +190,9 @@ class Feature:
     #: that takes the words of the command and the position of the file, and returns the words of the run. It raises
     #: ConfigError if they cannot work.
     file_words: Mapping[str, str] = field(default_factory=dict)
+    #: How `scaleflow.run` trains a compiled Keras model: "module:NAME" of a function that takes the model, the data and
+    #: the words of the run, and returns a `CompiledTraining`. It raises ConfigError if it cannot train as compiled.
+    compiled_models: str = ""
     #: How its keys are typed, if `file_words` translates them: {"script.constants": "script"}.
     typed_keys: Mapping[str, str] = field(default_factory=dict)
     #: "module:NAME" of the inverse of `file_words`: a function that takes the words of a run, with the keys as they are
@@ -415,6 +427,15 @@ def find_feature_task(plan: Plan) -> str:
         if feature.task and feature.is_used_by(plan):
             return feature.task
     return ""
+
+
+def find_compiled_training() -> Callable[[Any, Any, Sequence[str]], CompiledTraining] | None:
+    """Returns the function of a feature that plans the training of a compiled model; None without such a feature."""
+    for feature in list_features().values():
+        if feature.compiled_models:
+            plan: Callable[[Any, Any, Sequence[str]], CompiledTraining] = import_named(feature.compiled_models)
+            return plan
+    return None
 
 
 def find_own_runs(params: Mapping[str, Any]) -> OwnRuns | None:

@@ -95,12 +95,20 @@ def plan_model_file(model: Any) -> ObjectFile | None:
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, keras.Model):
         return None
-    if model.compiled and not type(model).__module__.startswith("keras_hub."):
+    if is_compiled(model):
         raise ConfigError(refuse_compiled(model))
     if not model.built:
         raise ConfigError("run(model=...): the model has no weights yet; begin it with keras.Input, or call it once")
     digest = hash_parts((model.to_json(), *model.get_weights()))
     return ObjectFile(("model", "keras_file"), KERAS_FILE, f"model-{digest}.keras", write=model.save)
+
+
+def is_compiled(model: Any) -> bool:
+    """Returns whether an object is a Keras model that the user has compiled. KerasHub compiles its own models."""
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(model, keras.Model):
+        return False
+    return bool(model.compiled) and not type(model).__module__.startswith("keras_hub.")
 
 
 def refuse_compiled(model: Any) -> str:

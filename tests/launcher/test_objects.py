@@ -68,27 +68,31 @@ def make_main_function() -> Any:
     return build
 
 
-def refuse_compiled(folder: str) -> Any:
+def refuse_compiled() -> list[str]:
     import keras
 
-    os.chdir(folder)
+    from scaleflow.launcher.objects import plan_model_file
+
     network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     network.compile(keras.optimizers.SGD(0.1), "mae", metrics=["mape"])
-    messages = [refuse(data=(np.ones((3, 2)), np.ones(3)), model=network)]
     raw = keras.Input((2,))
     several = keras.Model(raw, {"a": keras.layers.Dense(1)(raw), "b": keras.layers.Dense(1)(raw)})
     several.compile(loss={"a": "mse", "b": keras.losses.Huber()}, loss_weights={"a": 2.0})
-    messages.append(refuse("objective.loss=mse", "optimizer=sgd", model=several))
-    return messages, len(list(Path(folder).iterdir()))
+    messages = []
+    for model in (network, several):
+        with pytest.raises(ConfigError) as refusal:
+            plan_model_file(model)
+        messages.append(str(refusal.value))
+    return messages
 
 
-def test_a_compiled_model_is_refused_at_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    (one, two), files = isolated(refuse_compiled, str(tmp_path))
+def test_the_loop_of_scaleflow_refuses_a_compiled_model(isolated: Callable[..., Any]) -> None:
+    """The feature `script` trains it with Keras. Without the feature nothing would use what it is compiled with."""
+    one, two = isolated(refuse_compiled)
     assert "compiled with the loss mae and the optimizer SGD" in one
     assert "leave out model.compile(...) and write words such as objective.loss=mse and optimizer=adam" in one
     assert "the loss {a: mse, b: Huber} and the optimizer RMSprop" in two
     assert len(one.splitlines()) == 2
-    assert files == 0
 
 
 def train(folder: str) -> Any:

@@ -7,5 +7,6 @@ and `evaluate` (`keras_calls.py`, `recorder.py`), what the script asks of MLflow
 (`printing.py`; in the launcher `output.py`). At the end it saves the model (`saved_model.py`).
 
 In a notebook or another program, `scaleflow.fit` and `scaleflow.Record` (`in_process.py`) record a training of that
-process in a run without a launcher (`local_run.py`).
+process in a run without a launcher (`local_run.py`). `scaleflow.run` trains a compiled model with a script
+of scaleflow's own (`compiled_model.py`, `compiled/train_compiled.py`).
 """

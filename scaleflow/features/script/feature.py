@@ -59,6 +59,7 @@ FEATURE = Feature(
         "script.compiled_rate": "optimizer.learning_rate",
     },
     typed_words="scaleflow.features.script.words:restore_command",
+    compiled_models="scaleflow.features.script.compiled_model:plan_compiled",
     section=ScriptOptions,
     conf="scaleflow.features.script.conf",
     defaults=("script_keys",),
