@@ -138,8 +138,8 @@ class LocalRun:
         return self._write is not None
 
     def emit(self, event: Event) -> None:
-        """Records an event. It raises nothing: if that fails, the rest of the run is not recorded."""
-        if self._has_failed:
+        """Records an event. It raises nothing: if that fails, only the end of the run is still recorded."""
+        if self._has_failed and not isinstance(event, RunEnded):
             return
         try:
             if isinstance(event, RunReady):
@@ -220,7 +220,7 @@ class LocalRun:
         assert recorder is not None
         self._collector.join()
         patience = self.spec.plan.tracking.flush_seconds
-        if recorder.reason and not recorder.recorded:
+        if self._has_failed or (recorder.reason and not recorder.recorded):
             patience = min(patience, NO_STORE_SECONDS)
         is_recorded = recorder.finish(patience)
         folder = os.path.relpath(self.spec.folder)

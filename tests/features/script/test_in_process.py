@@ -16,6 +16,7 @@ import pytest
 
 import scaleflow
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import MetricsLogged, RunReady
 from tests.conftest import Command
 from tests.features.script.runs import join_histories
 
@@ -209,6 +210,22 @@ def test_words_that_cannot_apply_are_refused(word: str, reason: str) -> None:
         read_settings([word], "fit(overrides=...)")
     assert reason in str(refusal.value)
     assert read_settings(["tracking=none", "seed=4"], "fit(overrides=...)").seed == 4
+
+
+def test_a_run_that_cannot_be_recorded_further_has_an_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from scaleflow.features.script.local_run import LocalRun, read_settings
+
+    settings = read_settings(["tracking=none", f"hydra.run.dir={tmp_path}/run"], "Record(...)")
+    run = LocalRun(settings, 1, lambda folder: None)
+    run.emit(RunReady("name"))
+    run.give_up(OSError("the disk is full"))
+    run.give_up(OSError("again"))
+    run.emit(MetricsLogged(1, {"train/loss": 1.0}))
+    result = run.finish("FINISHED")
+    assert result is not None
+    assert (result.status, dict(result.metrics)) == ("FINISHED", {})
+    assert not run.is_open
+    assert capsys.readouterr().out.count("the disk is full") == 1
 
 
 PROGRAM = """
