@@ -230,8 +230,10 @@ class FitProgress:
 
     def _run_batch(self, iterator: Any) -> Any:
         """Trains on the next batches as Keras's training function does, or skips them."""
-        if self._is_skipping:
-            return self._skip_batch(iterator)
+        return self._skip_batch(iterator) if self._is_skipping else self.train_batch(iterator)
+
+    def train_batch(self, iterator: Any) -> Any:
+        """Trains on the next batches, and saves the state if that is due. Returns what Keras's function returns."""
         assert self._train is not None
         logs = self._train(iterator)
         self.batches += 1

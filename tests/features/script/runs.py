@@ -39,6 +39,60 @@ def record_script(words: Sequence[str], folder: str, stops_after: float | None =
     return events
 
 
+class Interrupted(BaseException):
+    """Ends a script after a batch, like a fault that it does not catch."""
+
+
+def record_part(words: Sequence[str], folder: str, last_batch: int | None, attempt: int) -> tuple[list[Event], int]:
+    """Runs a script until a batch of its fits, and saves its state after each batch.
+
+    Args:
+        words: the words after `scaleflow`; the first one is the script.
+        folder: the current folder, which will have the folder of the run.
+        last_batch: the number of the batch after which the script ends; None: it runs to its end.
+        attempt: 0: the run begins; 1: it continues.
+
+    Returns:
+        The events, and the number of batches that were trained on.
+    """
+    from dataclasses import replace
+
+    from scaleflow.commands.table import translate_file_word
+    from scaleflow.config.compose import compose_config
+    from scaleflow.features.script.fit_progress import FitProgress
+    from scaleflow.launcher.prepare import make_plan, make_spec
+    from scaleflow.runs import EventWriter
+    from scaleflow.worker.process import run_worker
+
+    os.chdir(folder)
+    run_folder = Path(folder, "run")
+    run_folder.mkdir(exist_ok=True)
+    setting = ("tracking=none", "hardware=cpu", "checkpoint.every_seconds=0.000001")
+    plan = make_plan(compose_config(translate_file_word([*words[:1], *setting, *words[1:]])))
+    spec = replace(make_spec(plan, run_folder, time.time(), ()), attempt=attempt)
+    events: list[Event] = []
+    write = EventWriter(spec.events)
+    batches = 0
+    train = FitProgress.train_batch
+
+    def emit(event: Event) -> None:
+        write(event)
+        events.append(event)
+
+    def count_batch(progress: FitProgress, iterator: Any) -> Any:
+        nonlocal batches
+        logs = train(progress, iterator)
+        batches += 1
+        if batches == last_batch:
+            raise Interrupted
+        return logs
+
+    FitProgress.train_batch = count_batch  # type: ignore[method-assign]
+    run_worker(spec, emit, lambda: False)
+    write.close()
+    return events, batches
+
+
 def run_plainly(script: str, folder: str) -> list[dict[str, list[float]]]:
     """Runs a script as Python does, in this process. Returns the histories of its calls of `fit`."""
     import keras

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.interfaces.events import RunEnded, RunRefused
+from scaleflow.interfaces.events import FaultReported, RunEnded, RunRefused
 from tests.features.script.plain_run import find_missing_packages, list_scripts, write_code_of_notebook
-from tests.features.script.runs import join_histories, read_points, record_script, run_plainly
+from tests.features.script.runs import join_histories, read_points, record_part, record_script, run_plainly
 
 #: One script of each kind.
 COVER = (
@@ -42,6 +42,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("script", scripts, ids=lambda path: path.stem)
 
 
+def events_status(events: Sequence[Any]) -> str:
+    """Returns how the part of a run ended."""
+    end = events[-1]
+    if isinstance(end, FaultReported):
+        return "FAILED"
+    return end.status if isinstance(end, RunEnded) else str(end)
+
+
 def run_both(isolated: Callable[..., Any], script: Path, tmp_path: Path, *words: str) -> tuple[Any, Any]:
     """Returns the values of plain Python and of scaleflow, by the name of the metric."""
     missing = find_missing_packages(script)
@@ -65,6 +73,31 @@ def run_both(isolated: Callable[..., Any], script: Path, tmp_path: Path, *words:
 def test_a_script_gives_the_bits_of_plain_python(isolated: Callable[..., Any], script: Path, tmp_path: Path) -> None:
     expected, recorded = run_both(isolated, script, tmp_path)
     assert recorded == expected
+
+
+@pytest.mark.slow
+def test_a_script_that_failed_continues_with_the_same_bits(
+    isolated: Callable[..., Any], script: Path, tmp_path: Path
+) -> None:
+    missing = find_missing_packages(script)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    for folder in folders:
+        folder.mkdir()
+    whole, batches = isolated(record_part, [str(script)], str(folders[0]), None, 0)
+    if batches < 2:
+        pytest.skip("it has no fit to interrupt")
+    first, _ = isolated(record_part, [str(script)], str(folders[1]), batches * 3 // 5, 0)
+    second, more = isolated(record_part, [str(script)], str(folders[1]), None, 1)
+    assert events_status(first) == "FAILED"
+    assert events_status(second) == "FINISHED"
+    assert more == batches - batches * 3 // 5, "batches that are trained on again"
+    expected = read_points(whole)
+    points = read_points([*first, *second])
+    assert {name: sorted(values) for name, values in points.items()} == {
+        name: sorted(values) for name, values in expected.items()
+    }
 
 
 @pytest.mark.slow
