@@ -229,10 +229,11 @@ class CheckpointManager:
             self._uploader.drop_from(step)
 
     def load_newest(self, before: int | None = None) -> Snapshot | None:
-        """Loads the newest undamaged checkpoint (before a step), or None. Emits a note for each damaged one.
+        """Loads the newest undamaged checkpoint (before a step), or None.
 
-        The loaded checkpoint also determines which one is the best. Raises ConfigError if an object store does not
-        answer, unless this command wrote the checkpoints in the local folder, which are then at least as new.
+        A damaged checkpoint is marked as unusable, and a note says so. The loaded checkpoint also determines which one
+        is the best. If this command wrote checkpoints to the local folder, they are the newest, and an object store is
+        not asked for others. Otherwise ConfigError is raised if the store does not answer.
         """
         for step in reversed(self._list_steps(before)):
             try:

@@ -82,7 +82,7 @@ class CheckpointStore:
         tf.io.gfile.remove(f"{self.folder}/{self.write_probe()}")
 
     def write_probe(self) -> str:
-        """Writes a file for `has_probe`, and returns its name."""
+        """Writes a file and returns its name. Other workers call `has_probe`: do they see the same folder?"""
         name = f"seen-{uuid.uuid4().hex}"
         self._is_new = not tf.io.gfile.exists(self.folder)
         tf.io.gfile.makedirs(self.folder)
@@ -91,6 +91,7 @@ class CheckpointStore:
         return name
 
     def has_probe(self, name: str) -> bool:
+        """Returns whether this worker sees the file that another one has written."""
         return bool(tf.io.gfile.exists(f"{self.folder}/{name}"))
 
     def remove_probe(self, name: str) -> None:

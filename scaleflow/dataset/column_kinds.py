@@ -106,6 +106,7 @@ class ColumnKind:
         """Describes a column for a schema: its kind, the share of missing values, and the distribution of others."""
         if values.dtype != object:
             return {"kind": self.name, "missing": 0.0, **self.summarise(values)}
+        # `summarise` gets only known values, so its own share of missing ones is replaced.
         missing = float(np.mean(values == "")) if len(values) else 0.0
         return {"kind": self.name, **self.summarise(values[values != ""]), "missing": missing}
 

@@ -53,12 +53,12 @@ class PredictionCollector:
         self._outputs: Mapping[str, Outputs] = name_leaves(outputs)
         self._examples = examples
         self._parts: list[dict[str, Array]] = []
-        self._is_kept: Array | None = None
-        self._is_chosen = False
+        self._is_kept: Array | None = None  # which examples are kept; None: all, once `_is_chosen` is True
+        self._is_chosen = False  # the first batch shows how large an example is, and so how many are kept
         self.positions: dict[str, dict[str, Array]] = {}
 
     def clear(self) -> None:
-        """Discards the collected values before another evaluation."""
+        """Discards the collected values before another evaluation, which keeps the same examples."""
         self._parts = []
         self.positions = {}
 

@@ -66,6 +66,7 @@ def check_declaration(feature: Any, classes: Mapping[str, type], untrained_runs:
 
 
 def check_types(feature: Any, classes: Mapping[str, type]) -> None:
+    """Raises ValueError if an attribute of a feature has a wrong type. `classes` has the types of items."""
     for field, kind in {**ITEMS, **classes}.items():
         check_items(field, getattr(feature, field), kind)
     check_commands(feature)
@@ -147,7 +148,8 @@ def check_ignored_keys(feature: Any) -> None:
     is_own_group = group not in get_type_hints(Plan)
     for key in feature.ignored_keys:
         section, _, name = key.partition(".")
-        if section != group or (name not in own and not (is_own_group and not name)):
+        is_whole_group = is_own_group and not name
+        if section != group or not (name in own or is_whole_group):
             raise ValueError(f"ignored_keys has {key}, which is no key of the feature")
 
 

@@ -124,8 +124,8 @@ class EarlierState:
         outputs: Outputs | None = name_leaves(self.state.outputs).get(name)
         if outputs is None:
             return None
-        own: Mapping[str, Any] = dict.fromkeys(ANSWERS)
-        outputs = replace(outputs, calibration=None, **own)  # each model has its own values
+        cleared: Mapping[str, Any] = dict.fromkeys(ANSWERS)  # the new model finds its own values of these fields
+        outputs = replace(outputs, calibration=None, **cleared)
         if not outputs.is_one_class or outputs.ignore is not None:
             return outputs
         return replace(outputs, ignore=self.unknown_class)
@@ -159,7 +159,7 @@ def describe_extension(old: LearnedPreprocessing, learned: Any) -> str:
     """Describes the data's additions to a learned preprocessing, such as `2 new words (a, b)`;
     empty without additions.
     """
-    if not isinstance(learned, list):
+    if not isinstance(learned, list):  # of numbers: the only addition is that values may be missing now
         return "" if learned == old.learned else "missing values"
     noun = "category" if old.path.endswith(".Category") else "word"
     return count_new(learned[len(old.learned) :], noun)

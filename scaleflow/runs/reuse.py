@@ -105,6 +105,7 @@ def reuse_config(
     if sections is not None:
         default = drop_missing(default, {*used, *groups})
 
+    # `local_keys`: keys whose values come from this command or machine, and not from the store. They need no check.
     tracked, local_keys = resolve_separately(used, default, unused, list_typed_values(words.parsed))
     local_keys.update(groups)
     local_keys.update(files or ())

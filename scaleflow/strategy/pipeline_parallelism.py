@@ -402,7 +402,8 @@ class StagedForwardBackward:
                 sources = [*inputs, *list_model_stage_weights(stage, scope)]
                 gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
                 gradients = list(map(densify, gradients))
-                for tensor, gradient in zip(inputs, gradients, strict=False):
+                # The first gradients are those of the inputs, the others those of the weights.
+                for tensor, gradient in zip(inputs, gradients[: len(inputs)], strict=True):
                     if gradient is not None:
                         arriving[id(tensor)].append(gradient)
                 for variable, gradient in zip(stage.trainable, gradients[len(inputs) :], strict=True):

@@ -73,7 +73,8 @@ def check_compiled(compiled: Mapping[str, Any], outputs: OutputStructure, plan: 
         compiled: Keras's compile config of the model.
         outputs: the outputs that the run trains.
 
-    Raises ConfigError if the compiled loss differs from the run's loss and `objective.loss` is not typed.
+    Raises ConfigError if the compiled loss differs from the run's loss and `objective.loss` is not typed, or if the
+    compiled weights of losses differ.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
     losses = pick_by_output(compiled.get("loss"), list(named))

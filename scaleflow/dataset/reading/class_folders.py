@@ -157,7 +157,8 @@ def label_files(
         counts.append(len(class_paths))
     if not paths:
         raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
-    labels = [*range(len(names)), *[unknown or 0] * len(others)]
+    label_of_others = 0 if unknown is None else unknown  # without `unknown` there are no others
+    labels = [*range(len(names)), *[label_of_others] * len(others)]
     return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts), unused=unused)
 
 
@@ -166,7 +167,8 @@ def read_file_keys(rule: Split, base: Path, files: LabeledFiles) -> DivisionKeys
     keys = read_path_keys(rule, base, files.paths)
     if rule.by not in ("auto", "random") and not is_by_target(rule):
         return keys
-    return replace(keys, strata=files.labels - min(0, files.labels.min()))
+    strata = files.labels - min(0, files.labels.min())  # from 0 on: the label of unknown classes can be -1
+    return replace(keys, strata=strata)
 
 
 def draw_test_files(whole: LabeledFiles, division: Division) -> dict[str, LabeledFiles]:

@@ -32,10 +32,10 @@ def show_classes(names: Sequence[str]) -> str:
 
 
 def check_finite_targets(label: str, targets: np.ndarray[Any, Any]) -> None:
-    """Rejects targets that are NaN or infinite in float32. It searches only if the smallest or largest one is."""
+    """Rejects targets that are NaN or infinite in float32."""
     largest = np.finfo(np.float32).max
     if targets.dtype.kind != "f" or not targets.size or (targets.min() >= -largest and targets.max() <= largest):
-        return
+        return  # a NaN makes the comparisons false; in other arrays no row must be searched
     is_bad = ~(np.abs(targets) <= largest)  # also NaN
     rows = np.flatnonzero(is_bad.reshape(len(targets), -1).any(axis=1))
     raise ConfigError(
@@ -71,7 +71,13 @@ def find_mean_and_deviation(numbers: Array) -> tuple[float, float]:
 
 
 def is_wide(numbers: Array) -> bool:
-    """Returns whether rounding to float32 changes numbers of a column by much of its range, [..., columns] or [n]."""
+    """Returns whether a column has numbers that float32 rounds by a large part of the column's range.
+
+    That happens if they are far from 0 and close together, such as times in seconds.
+
+    Args:
+        numbers: one column [n], or several [..., columns].
+    """
     axes = tuple(range(max(1, numbers.ndim - 1)))
     low = np.fmin.reduce(numbers, axis=axes)
     high = np.fmax.reduce(numbers, axis=axes)

@@ -174,8 +174,10 @@ def check_override_words(words: Sequence[Any]) -> list[str]:
     for word in words:
         if not isinstance(word, str):
             raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
-    last = {word.partition("=")[0]: word for word in words}
-    return [word for n, word in enumerate(words) if last[word.partition("=")[0]] == word and word not in words[n + 1 :]]
+    last_places: dict[str, int] = {}
+    for place, word in enumerate(words):
+        last_places[word.partition("=")[0]] = place
+    return [words[place] for place in sorted(last_places.values())]
 
 
 def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> DeclaredPipeline:
@@ -399,9 +401,11 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
             needed |= {other} if other in pipeline.stages else set(members[other])
 
         def note(other: str, path: Sequence[str], needed: set[str] = needed) -> str:
+            """Notes that the stage reads a value of another stage, and returns a text in place of the value."""
             needed.add(other)
             return ""
 
+        # To find what a stage reads, its values are resolved with a function that only notes.
         pipeline.resolve(stage, note)
         with name_line(stage.line):
             pipeline.resolve_condition(stage, note)

@@ -294,7 +294,9 @@ def convert_column(
     """
     count = len(column)
     size = math.prod(spec.shape[1:]) if is_list(column.type) else 1
-    is_whole = np.ones(count, bool)  # which lists have the model's number of values
+    # `is_whole` has one value per row: whether its list has the model's number of values. The other masks have one per
+    # number: of all rows, or of all numbers in whole lists.
+    is_whole = np.ones(count, bool)
     problems = []
     flat = column
     if is_list(column.type):

@@ -52,7 +52,9 @@ def make_task_config(environment: Mapping[str, str], servers: int) -> str:
     count = int(environment[COUNT])
     per_node = parse_tasks_per_node(environment[TASKS_PER_NODE])
     places = [(node, place) for node, tasks in enumerate(per_node) for place in range(tasks)]
-    if len(places) != count or (node := environment.get(NODE)) not in (None, str(places[task][0])):
+    node = environment.get(NODE)
+    is_in_blocks = len(places) == count and node in (None, str(places[task][0]))
+    if not is_in_blocks:
         order = environment.get(DISTRIBUTION, "")
         raise ConfigError(
             f"cluster=slurm: the {count} tasks are not distributed over the machines in blocks "

@@ -73,8 +73,10 @@ class WarmServer(ForkServer):
         self._commands = 0
         self._is_closing = False
         self._checked = self._began
+        self._other_files: list[Any] = []  # the state of imported files outside of scaleflow, when the server began
 
     def _is_over(self) -> bool:
+        """Returns whether the server ends now. Every few seconds it decides whether to close."""
         now = time.monotonic()
         if self._forked:
             self._used = now
@@ -86,7 +88,7 @@ class WarmServer(ForkServer):
 
     def _is_found(self) -> bool:
         """Returns whether commands can use this server: its socket exists, and imported files are unchanged."""
-        is_unchanged = describe_files(path for path, *_ in self._others) == self._others
+        is_unchanged = describe_files(path for path, *_ in self._other_files) == self._other_files
         with contextlib.suppress(OSError):
             is_same = self._files.socket.stat().st_ino == self._identity
             return is_same and is_unchanged and describe_installation() == self._sources
@@ -94,7 +96,7 @@ class WarmServer(ForkServer):
 
     def run(self) -> None:
         """Runs the server until it ends."""
-        self._others = describe_files(list_other_files())
+        self._other_files = describe_files(list_other_files())
         with contextlib.suppress(OSError):  # disk full: commands then wait longer for an answer
             self._files.ready.touch()
         super().run()

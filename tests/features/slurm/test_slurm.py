@@ -78,6 +78,8 @@ def test_lists_of_machines(text: str, names: list[str]) -> None:
 def test_tasks_that_are_dealt_out_otherwise_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"DISTRIBUTION=cyclic.*use srun --distribution=block"):
         make_task_config(task(1, NODEID="1", DISTRIBUTION="cyclic"), 0)
+    with pytest.raises(ConfigError, match=r"TASKS_PER_NODE=1, task 0 on machine 0.*use srun --distribution=block"):
+        make_task_config(task(0, STEP_TASKS_PER_NODE="1"), 0)
 
 
 def script(command: Command, *words: str, **environment: str) -> str:
