@@ -257,6 +257,7 @@ class FitProgress:
             batches=self.batches,
             is_finished=is_finished,
             step=self._recorder.step if self._counter is None else self._counter.count_all_steps(),
+            recorded_step=self._recorder.step,
             recorded_epochs=0 if self._counter is None else self._counter.epochs,
             logs=keras.tree.map_structure(to_number, self._logs),
             values=read_values(list_variables(self._model)),
@@ -340,7 +341,7 @@ class FitProgress:
         if self._counter is not None:
             self._counter.epochs = saved.recorded_epochs
         restore_random_state(saved.random, self._is_data_from_python and not saved.is_finished)
-        self._recorder.step = saved.step
+        self._recorder.step = saved.recorded_step
         if self._fit == self._saver.last_fit:
             self._recorder.is_silent = False
 

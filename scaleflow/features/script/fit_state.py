@@ -56,6 +56,7 @@ class FitState:
         batches: the number of calls of the training function in the next epoch.
         is_finished: whether the fit has returned.
         step: the number of updates by all fits of the script.
+        recorded_step: the number of updates at the last recorded epoch, to which MLflow's calls without a step refer.
         recorded_epochs: the number of epochs that were recorded.
         logs: what the last call of the training function returned.
         values: the values of the copies of each variable, in the order of `list_variables`.
@@ -70,6 +71,7 @@ class FitState:
     batches: int
     is_finished: bool
     step: int
+    recorded_step: int
     recorded_epochs: int
     logs: Any
     values: Sequence[Sequence[Any]]

@@ -57,8 +57,9 @@ class Batches(keras.utils.PyDataset):
         return x[number * 16 : number * 16 + 16], y[number * 16 : number * 16 + 16]
 
 def draw_batches():
+    generator = np.random.default_rng(3)  # NumPy's global one would depend on how far the data is read ahead
     while True:
-        places = np.random.randint(0, 96, 16)
+        places = generator.integers(0, 96, 16)
         yield x[places], y[places]
 
 def add_noise(row, target):
