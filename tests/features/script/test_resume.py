@@ -43,7 +43,7 @@ class Interrupt(keras.callbacks.Callback):
                     os.kill(os.getpid(), number)
                 while not Path("go-on").exists():
                     time.sleep(0.05)
-                time.sleep(1)  # the request to stop arrives
+                time.sleep(3)  # the request to stop arrives
 
 keras.utils.set_random_seed(7)
 x = np.random.rand(96, 4).astype("float32")
