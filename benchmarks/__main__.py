@@ -4,8 +4,8 @@
     python -m benchmarks steps_mlp command --rounds 3
 
 All benchmarks are run once, then all once more, and so on; within a round the contestants of a benchmark follow each
-other at once, in turned order every other round. A row has the median, the least and the most of the
-rounds' ratios.
+other at once, in reverse order every other round. A row has the median, the minimum and the maximum of the rounds'
+ratios.
 
 The exit code tells whether every run did its work, never how fast it was: on a shared machine a time decides nothing,
 and the table is there to be read. A wrong result (a run that did not finish, a model that has not learned, points that
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def told(all_of_them: Sequence[Measured]) -> int:
-    """Prints the table, and what was wrong; gives the exit code."""
+    """Prints the table and the errors. Returns the exit code."""
     rows = [row for each in all_of_them for row in each.rows]
     if rows:
         print(table_of(rows))

@@ -31,6 +31,7 @@ class Interrupt(keras.callbacks.Callback):
     def __init__(self, numbers):
         super().__init__()
         self.numbers = numbers
+        self.drawn = drawn
 
     def on_train_batch_end(self, batch, logs=None):
         count = len(self.numbers) + 1
@@ -44,6 +45,12 @@ class Interrupt(keras.callbacks.Callback):
                 while not Path("go-on").exists():
                     time.sleep(0.05)
                 time.sleep(3)  # the request to stop arrives
+
+    def on_epoch_end(self, epoch, logs=None):
+        if DATA in ("arrays", "tf.data"):  # other data draws from the same generator, ahead of the training
+            drawn.append(float(np.random.rand() + tf.random.uniform([])))
+
+drawn = []
 
 keras.utils.set_random_seed(7)
 x = np.random.rand(96, 4).astype("float32")
@@ -97,7 +104,7 @@ results = {
     "histories": [fit.history for fit in (first, second, third)],
     "between": between,
     "batches": len(numbers),
-    "drawn": [float(np.random.rand()), float(tf.random.normal([])), float(keras.random.normal([]))],
+    "drawn": [*drawn, float(np.random.rand()), float(tf.random.normal([])), float(keras.random.normal([]))],
     "weights": [np.sum(weights) for weights in model.get_weights()],
 }
 Path(sys.argv[1]).write_text(json.dumps(results, default=float))
